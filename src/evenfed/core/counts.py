@@ -1,0 +1,91 @@
+"""What a client sends about a model's predictions: counts and loss sums, never rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evenfed.core.tree import register_dataclass
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Counts:
+    """Sums over the examples of one client (or several: every field adds up).
+
+    Leading axes (clients `K`, models) may stand before the ones given here.
+    Classification with `G` groups and `C` classes; regression has `C = 1` and keeps the
+    number of examples in `confusion[g, 0, 0]`.
+
+    Parameters
+    ----------
+    confusion : Tensor
+        `(G, C, C)`, float64: examples by group, true label, predicted label.
+    loss : Tensor
+        `(G, C)`, float64: sum of the loss by group and true label.
+    moments : Tensor
+        `(G, 5)`, float64, regression only (zeros otherwise): sums of y, prediction, y^2,
+        prediction^2 and y * prediction by group.
+    """
+
+    confusion: Tensor
+    loss: Tensor
+    moments: Tensor
+
+    @property
+    def cells(self) -> Tensor:
+        """Examples by group and true label `(..., G, C)`."""
+        return self.confusion.sum(-1)
+
+    @property
+    def size(self) -> Tensor:
+        """Number of examples `(...)`."""
+        return self.confusion.sum((-3, -2, -1))
+
+    def total(self, axis: int = 0) -> Counts:
+        """Sum over a leading axis, e.g. over clients."""
+        return Counts(self.confusion.sum(axis), self.loss.sum(axis), self.moments.sum(axis))
+
+
+def count_classes(
+    predicted: Tensor, y: Tensor, group: Tensor, loss: Tensor, weight: Tensor, groups: int, classes: int
+) -> Counts:
+    """Count one client's predictions; every argument is `(n,)`, `weight` is 0 for padding.
+
+    Examples
+    --------
+    >>> one = torch.tensor([1]); w = torch.ones(1)
+    >>> count_classes(one, one, one * 0, w, w, groups=2, classes=2).confusion[0, 1, 1].item()
+    1.0
+    """
+    w = weight.to(torch.float64)
+    cell = group * classes + y
+    confusion = torch.zeros(groups * classes * classes, dtype=torch.float64, device=y.device)
+    confusion = confusion.index_add(0, cell * classes + predicted, w)
+    sums = torch.zeros(groups * classes, dtype=torch.float64, device=y.device)
+    sums = sums.index_add(0, cell, w * loss.to(torch.float64))
+    return Counts(
+        confusion.view(groups, classes, classes),
+        sums.view(groups, classes),
+        torch.zeros(groups, 5, dtype=torch.float64, device=y.device),
+    )
+
+
+def count_values(
+    predicted: Tensor, y: Tensor, group: Tensor, loss: Tensor, weight: Tensor, groups: int
+) -> Counts:
+    """Sums of one client's predictions in regression; every argument is `(n,)`."""
+    w, p, t = weight.to(torch.float64), predicted.to(torch.float64), y.to(torch.float64)
+
+    def by_group(values: Tensor) -> Tensor:
+        start = torch.zeros(groups, dtype=torch.float64, device=y.device)
+        return start.index_add(0, group, values)
+
+    moments = torch.stack(
+        [by_group(w * t), by_group(w * p), by_group(w * t * t), by_group(w * p * p), by_group(w * t * p)],
+        -1,
+    )
+    size, loss_sum = by_group(w), by_group(w * loss.to(torch.float64))
+    return Counts(size.view(groups, 1, 1), loss_sum.view(groups, 1), moments)

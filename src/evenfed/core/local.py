@@ -1,0 +1,163 @@
+"""Local training as a pure function: what a client does between two exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from evenfed.core.batches import Batches, draw_batches
+from evenfed.core.descent import descend
+from evenfed.core.errors import ConfigError
+from evenfed.core.examples import Examples
+from evenfed.core.optimizer import Optimizer
+from evenfed.core.task import Params, Task
+from evenfed.core.tree import Tree
+
+Term = Callable[[Params, Examples, Tree], Tensor]
+"""`(params, batch, context) -> scalar` added to the batch loss (FedProx's proximal term)."""
+Weights = Callable[[Examples, Tree], Tensor]
+"""`(batch, context) -> (B,)`: factors of the examples' losses (PFFL's multipliers)."""
+GradientHook = Callable[[Params, Params, Examples, Tree], Params]
+"""`(gradient, params, batch, context) -> gradient` (SCAFFOLD's correction)."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The direction of local training: gradient of the (weighted) batch loss, with hooks."""
+
+    task: Task
+    term: Term | None = None
+    weights: Weights | None = None
+    gradient: GradientHook | None = None
+
+    def loss(self, params: Params, batch: Examples, context: Tree) -> Tensor:
+        """`sum_i w_i l_i / |batch|` plus the extra term; padding counts nowhere."""
+        real = batch.weight
+        losses = self.task.losses(self.task.outputs(params, batch.x), batch.y)
+        weight = real if self.weights is None else real * self.weights(batch, context)
+        total = (losses * weight).sum() / real.sum().clamp(min=1)
+        return total if self.term is None else total + self.term(params, batch, context)
+
+    def __call__(self, params: Params, batch: Examples, context: Tree) -> tuple[Params, Tree]:
+        """The gradient at `params`; no extras."""
+        direction: Params = grad(self.loss)(params, batch, context)
+        if self.gradient is not None:
+            direction = self.gradient(direction, params, batch, context)
+        return direction, ()
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Hyperparameters of local training.
+
+    Parameters
+    ----------
+    lr : float
+        Rate in the first round.
+    batch : int
+        Examples a step; 0 is full batch.
+    epochs : int
+        Passes over the client's data in a round.
+    steps : int
+        Steps in a round instead of epochs, if greater than 0.
+    optimizer : {"sgd", "adam"}
+        With fresh state in every round.
+    momentum, nesterov, weight_decay, beta1, beta2, clip
+        See `Optimizer`.
+    schedule : {"constant", "exponential", "step", "cosine"}
+        Rate over rounds: `lr * decay**t`, `lr * decay**(t // decay_every)`, or half a cosine from
+        `lr` to `lr * decay` over the run.
+    """
+
+    lr: float = 0.1
+    batch: int = 32
+    epochs: int = 1
+    steps: int = 0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    clip: float = 0.0
+    schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"
+    decay: float = 1.0
+    decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"local.lr must be greater than 0, not {self.lr}")
+        if self.batch < 0 or self.steps < 0:
+            raise ConfigError("local.batch and local.steps must not be negative")
+        if self.epochs < 1 and not self.steps:
+            raise ConfigError("local.epochs must be at least 1 (or give local.steps)")
+        if self.schedule not in ("constant", "exponential", "step", "cosine"):
+            raise ConfigError(
+                f"local.schedule '{self.schedule}' is unknown; it may be "
+                "'constant', 'exponential', 'step' or 'cosine'"
+            )
+        if not self.decay >= 0 or self.decay_every < 1:
+            raise ConfigError("local.decay must be >= 0 and local.decay_every >= 1")
+        _ = self.rule
+
+    @property
+    def rule(self) -> Optimizer:
+        """The optimizer without its rate."""
+        return Optimizer(
+            self.optimizer, self.momentum, self.nesterov, self.weight_decay, self.beta1, self.beta2,
+            clip=self.clip,
+        )  # fmt: skip
+
+    def rate(self, round: int, rounds: int) -> Tensor:
+        """The rate of a round (counted from 0) as a scalar tensor, ready to be broadcast.
+
+        Examples
+        --------
+        >>> LocalTraining(lr=1.0, schedule="step", decay=0.5, decay_every=2).rate(3, 10).item()
+        0.5
+        """
+        factor = 1.0
+        if self.schedule == "exponential":
+            factor = self.decay**round
+        elif self.schedule == "step":
+            factor = self.decay ** (round // self.decay_every)
+        elif self.schedule == "cosine":
+            share = round / max(1, rounds - 1)
+            factor = self.decay + (1 - self.decay) * 0.5 * (1 + math.cos(math.pi * share))
+        return torch.tensor(self.lr * factor, dtype=torch.float64)
+
+    def draw(self, generator: torch.Generator, state: Tree, size: int) -> Batches:
+        """Draws of one client: its batches."""
+        return draw_batches(
+            generator, size, batch=self.batch, epochs=self.epochs, steps=self.steps
+        )
+
+    def run(
+        self,
+        task: Task,
+        params: Params,
+        data: Examples,
+        batches: Batches,
+        *,
+        lr: Tensor,
+        term: Term | None = None,
+        weights: Weights | None = None,
+        gradient: GradientHook | None = None,
+        context: Tree = (),
+    ) -> Params:
+        """Train from `params` on the client's data and return the last iterate."""
+        objective = Objective(task, term, weights, gradient)
+        new, _ = descend(
+            objective, params, data, batches, optimizer=self.rule, lr=lr, context=context
+        )
+        return new  # type: ignore[no-any-return]
+
+    def step_count(self, batches: Batches) -> Tensor:
+        """Number of steps that a client really took, a float scalar."""
+        return batches.mask.any(-1).to(torch.float32).sum()

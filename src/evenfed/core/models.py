@@ -1,0 +1,466 @@
+"""The built-in models, and the remedy for models with batch normalisation.
+
+All are plain modules of operations that `torch.func.vmap` can run for many clients at once
+over stacked parameters: no fused recurrent kernels, no buffers that change, no random layers.
+Weights are PyTorch's default draws, so `torch.manual_seed` before a call decides them.
+
+References
+----------
+.. [1] K. He et al., Deep residual learning for image recognition, CVPR 2016.
+.. [2] Y. Wu and K. He, Group normalization, ECCV 2018.
+.. [3] K. Cho et al., Learning phrase representations using RNN encoder-decoder, EMNLP 2014.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evenfed.core.errors import ConfigError, suggest
+
+Shape = tuple[int, ...]
+
+
+def linear(inputs: int, outputs: int) -> nn.Module:
+    """Return an affine map of the flattened features: linear or logistic regression.
+
+    Parameters
+    ----------
+    inputs : int
+        Number of features `d` of one example.
+    outputs : int
+        Number of classes, or 1 for regression.
+
+    Returns
+    -------
+    Module
+        Maps `(n, ...)` with `d` features per example to `(n, outputs)`.
+
+    Examples
+    --------
+    >>> linear(64, 10)(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    """
+    return mlp(inputs, outputs, hidden=())
+
+
+def mlp(inputs: int, outputs: int, hidden: int | Sequence[int] = (64,)) -> nn.Module:
+    """Return a perceptron with ReLU between its layers, on the flattened features.
+
+    Parameters
+    ----------
+    inputs : int
+        Number of features `d` of one example.
+    outputs : int
+        Number of classes, or 1 for regression.
+    hidden : int or sequence of int
+        Width of each hidden layer.
+
+    Returns
+    -------
+    Module
+        Maps `(n, ...)` with `d` features per example to `(n, outputs)`.
+
+    Examples
+    --------
+    >>> mlp(4, 3, hidden=(16, 8))(torch.zeros(5, 4)).shape
+    torch.Size([5, 3])
+    """
+    sizes = (_size("inputs", inputs), *_sizes("hidden", hidden), _size("outputs", outputs))
+    return nn.Sequential(nn.Flatten(), *_dense(sizes))
+
+
+def cnn(
+    shape: Shape,
+    outputs: int,
+    channels: Sequence[int] = (32, 64),
+    hidden: int | Sequence[int] = 128,
+) -> nn.Module:
+    """Return 5x5 convolutions, each with a halving max pool, and fully connected layers.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        `(C, H, W)` of one image; each side at least `2 ** len(channels)`.
+    outputs : int
+        Number of classes, or 1 for regression.
+    channels : sequence of int
+        Channels of each convolution.
+    hidden : int or sequence of int
+        Width of each hidden fully connected layer.
+
+    Returns
+    -------
+    Module
+        Maps `(n, C, H, W)` to `(n, outputs)`.
+
+    Examples
+    --------
+    >>> cnn((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+    image_channels, height, width = _image("cnn", shape)
+    sizes = (image_channels, *_sizes("channels", channels))
+    shrink = 2 ** (len(sizes) - 1)
+    if min(height, width) < shrink:
+        raise ConfigError(
+            f"Model 'cnn' halves the image {len(sizes) - 1} times: {height} x {width} is too "
+            f"small, each side must be at least {shrink}; give fewer channels or use 'mlp'."
+        )
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        # ReLU after the pool: the same values as before it, on a quarter of the numbers.
+        layers += [nn.Conv2d(before, after, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()]
+    flat = sizes[-1] * (height // shrink) * (width // shrink)
+    dense = _dense((flat, *_sizes("hidden", hidden), _size("outputs", outputs)))
+    return nn.Sequential(*layers, nn.Flatten(), *dense)
+
+
+def char_gru(
+    vocabulary: int, outputs: int, embedding: int = 8, hidden: int = 256, layers: int = 1
+) -> nn.Module:
+    """Return a recurrent model of tokens that predicts from its last state.
+
+    Parameters
+    ----------
+    vocabulary : int
+        Number of different tokens.
+    outputs : int
+        Number of classes; for the next character, the vocabulary.
+    embedding : int
+        Numbers per embedded token.
+    hidden : int
+        Numbers in the state of each layer.
+    layers : int
+        Number of stacked layers.
+
+    Returns
+    -------
+    Module
+        Maps int64 tokens `(n, T)` to `(n, outputs)`.
+
+    Examples
+    --------
+    >>> char_gru(80, 80, hidden=16)(torch.zeros(5, 20, dtype=torch.int64)).shape
+    torch.Size([5, 80])
+    """
+    return _CharGRU(
+        _size("vocabulary", vocabulary),
+        _size("outputs", outputs),
+        _size("embedding", embedding),
+        _size("hidden", hidden),
+        _size("layers", layers),
+    )
+
+
+def resnet18(shape: Shape, outputs: int, norm: str = "group", width: int = 64) -> nn.Module:
+    """Return ResNet-18 for small images: a 3x3 first convolution and no first pool.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        `(C, H, W)` of one image.
+    outputs : int
+        Number of classes, or 1 for regression.
+    norm : str
+        `"group"`, or `"batch"`, whose running averages many clients cannot train at once.
+    width : int
+        Channels of the first stage; each of the three later stages doubles them.
+
+    Returns
+    -------
+    Module
+        Maps `(n, C, H, W)` to `(n, outputs)`.
+
+    Examples
+    --------
+    >>> resnet18((3, 32, 32), 10, width=4)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    image_channels = _image("resnet18", shape)[0]
+    norms: dict[str, Callable[[int], nn.Module]] = {"group": _group_norm, "batch": nn.BatchNorm2d}
+    if norm not in norms:
+        raise ConfigError(f"Model 'resnet18' has no norm '{norm}'.{suggest(norm, norms)}")
+    stages = [_size("width", width) * scale for scale in (1, 1, 2, 4, 8)]
+    layers = [_conv3x3(image_channels, stages[0], 1), norms[norm](stages[0]), nn.ReLU()]
+    for before, after in pairwise(stages):
+        layers += [
+            _ResidualBlock(before, after, after // before, norms[norm]),
+            _ResidualBlock(after, after, 1, norms[norm]),
+        ]
+    head = nn.Linear(stages[-1], _size("outputs", outputs))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+
+
+def build(
+    name: str, schema_shape: Shape, outputs: int, vocabulary: int = 0, **options: object
+) -> nn.Module:
+    """Build a model by name for examples of a given shape.
+
+    Parameters
+    ----------
+    name : str
+        `"logistic"` (the same as `"linear"`), `"mlp"`, `"cnn"`, `"char_gru"` or `"resnet18"`.
+    schema_shape : tuple of int
+        Shape of one example: `(d,)` for tables, `(C, H, W)` for images, `(T,)` for tokens.
+    outputs : int
+        Number of classes, or 1 for regression.
+    vocabulary : int
+        Number of different tokens; 0 if the examples are not tokens.
+    **options
+        Keyword arguments of the function that makes the model.
+
+    Returns
+    -------
+    Module
+        Maps `(n, *schema_shape)` to `(n, outputs)`.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown, or the model cannot read such examples.
+
+    Examples
+    --------
+    >>> parameter_count(build("mlp", (4,), outputs=2, hidden=[8]))
+    58
+    """
+    if name not in _MODELS:
+        raise ConfigError(f"There is no built-in model '{name}'.{suggest(name, _MODELS)}")
+    make = _MODELS[name]
+    known = tuple(inspect.signature(make).parameters)[2:]
+    for option in options:
+        if option not in known:
+            hint = suggest(option, known) or " It has none."
+            raise ConfigError(f"Model '{name}' has no option '{option}'.{hint}")
+    if make is char_gru:
+        if vocabulary < 1 or len(schema_shape) != 1:
+            raise ConfigError(
+                f"Model '{name}' reads tokens, shape (T,) with a vocabulary; the examples have "
+                f"shape {tuple(schema_shape)} and vocabulary {vocabulary}."
+            )
+        return make(vocabulary, outputs, **options)
+    if vocabulary > 0:
+        raise ConfigError(f"Model '{name}' cannot read tokens; use 'char_gru'.")
+    if make in (cnn, resnet18):
+        return make(schema_shape, outputs, **options)
+    return make(math.prod(schema_shape), outputs, **options)
+
+
+def default_name(shape: Shape, vocabulary: int) -> str:
+    """Name the model to use for examples of a given shape when none is asked for.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of one example.
+    vocabulary : int
+        Number of different tokens; 0 if the examples are not tokens.
+
+    Returns
+    -------
+    str
+        `"char_gru"` for tokens, `"cnn"` for images of at least 28 x 28, otherwise `"mlp"`.
+
+    Examples
+    --------
+    >>> default_name((3, 32, 32), vocabulary=0), default_name((1, 8, 8), vocabulary=0)
+    ('cnn', 'mlp')
+    """
+    if vocabulary > 0:
+        return "char_gru"
+    return "cnn" if len(shape) == 3 and min(shape[1:]) >= 28 else "mlp"
+
+
+def without_batch_norm(module: nn.Module) -> nn.Module:
+    """Copy a module with a group normalisation in place of each batch normalisation.
+
+    Scale, shift and epsilon are kept; running averages are dropped. There are as many groups
+    as divide the channels, at most 32 and with at least 4 channels in each; in place of a
+    `BatchNorm1d` there is one group, because a few numbers of a table row alone have no
+    meaningful mean and variance.
+
+    Parameters
+    ----------
+    module : Module
+        Any model; it is left as it is.
+
+    Returns
+    -------
+    Module
+        The copy.
+
+    Examples
+    --------
+    >>> without_batch_norm(nn.BatchNorm2d(64)).num_groups
+    16
+    """
+    result = copy.deepcopy(module)
+    replaced: dict[_BatchNorm, nn.GroupNorm] = {}  # a layer used twice stays one layer
+    for path, layer in list(result.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, _BatchNorm):
+            continue
+        if layer not in replaced:
+            replaced[layer] = _group_norm_like(layer)
+        if not path:
+            return replaced[layer]
+        result.set_submodule(path, replaced[layer])
+    return result
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Count the numbers in a module's parameters.
+
+    Examples
+    --------
+    >>> parameter_count(linear(4, 3))
+    15
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class _GRULayer(nn.Module):
+    """`nn.GRU` of one layer in matrix operations, with its weights' shapes and draws."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.weight_ih = nn.Parameter(torch.empty(3 * hidden, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(3 * hidden, hidden))
+        self.bias_ih = nn.Parameter(torch.empty(3 * hidden))
+        self.bias_hh = nn.Parameter(torch.empty(3 * hidden))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Turn inputs `(T, n, d)` into the `T` states `(n, hidden)`."""
+        parts = (2 * self.hidden, self.hidden)
+        gates, proposals = functional.linear(x, self.weight_ih, self.bias_ih).split_with_sizes(
+            parts, -1
+        )
+        state = gates.new_zeros(x.shape[1], self.hidden)
+        states = []
+        # unbind, not indexing: its backward is one stack instead of a zero-filled copy per step.
+        for gate, proposal in zip(gates.unbind(0), proposals.unbind(0), strict=True):
+            own_gate, own = functional.linear(state, self.weight_hh, self.bias_hh).split_with_sizes(
+                parts, -1
+            )
+            reset, keep = torch.sigmoid(gate + own_gate).chunk(2, -1)
+            candidate = torch.tanh(proposal + reset * own)
+            state = candidate + keep * (state - candidate)
+            states.append(state)
+        return states
+
+
+class _CharGRU(nn.Module):
+    """Embedding, GRU layers, and a linear map of the last state."""
+
+    def __init__(
+        self, vocabulary: int, outputs: int, embedding: int, hidden: int, layers: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        sizes = (embedding, *[hidden] * layers)
+        self.layers = nn.ModuleList(_GRULayer(*pair) for pair in pairwise(sizes))
+        self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn tokens `(n, T)` into logits `(n, outputs)`."""
+        inputs: Tensor = self.embedding(x.transpose(0, 1))
+        states: list[Tensor] = []
+        for depth, layer in enumerate(self.layers):
+            states = layer(inputs if depth == 0 else torch.stack(states))
+        logits: Tensor = self.head(states[-1])
+        return logits
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3x3 convolutions added to a shortcut."""
+
+    def __init__(
+        self, before: int, after: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _conv3x3(before, after, stride),
+            norm(after),
+            nn.ReLU(),
+            _conv3x3(after, after, 1),
+            norm(after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after:
+            projection = nn.Conv2d(before, after, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projection, norm(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn `(n, before, H, W)` into `(n, after, H / stride, W / stride)`."""
+        return functional.relu(self.residual(x) + self.shortcut(x))
+
+
+def _conv3x3(before: int, after: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+
+
+def _dense(sizes: Sequence[int]) -> list[nn.Module]:
+    """Linear layers between consecutive sizes, with ReLU between the layers."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers[:-1]
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(_groups(channels), channels)
+
+
+def _groups(channels: int) -> int:
+    """Divide the channels into as many groups as possible, at most 32, each of at least 4."""
+    return max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels >= 4 * g))
+
+
+def _group_norm_like(layer: _BatchNorm) -> nn.GroupNorm:
+    channels = layer.num_features
+    groups = 1 if isinstance(layer, nn.BatchNorm1d) else _groups(channels)
+    norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+    norm.weight, norm.bias = layer.weight, layer.bias
+    return norm.train(layer.training)
+
+
+def _image(name: str, shape: Shape) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ConfigError(
+            f"Model '{name}' reads images, shape (C, H, W); the examples have shape {tuple(shape)}."
+        )
+    channels, height, width = _sizes("shape", shape)
+    return channels, height, width
+
+
+def _sizes(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(value, (list, tuple)):
+        return tuple(_size(name, size) for size in value)
+    return (_size(name, value),)
+
+
+def _size(name: str, value: object) -> int:
+    if isinstance(value, int) and value >= 1:
+        return value
+    raise ConfigError(f"'{name}' must be a whole number of at least 1, not {value!r}.")
+
+
+_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": linear,
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "char_gru": char_gru,
+    "resnet18": resnet18,
+}

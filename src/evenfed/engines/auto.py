@@ -1,0 +1,89 @@
+"""Choose between the vectorised and the sequential engine by a short timed probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from evenfed.core.errors import ClientError
+from evenfed.engines.exchange import Chunk, Population, Seat, Work
+from evenfed.engines.sequential import SequentialEngine
+from evenfed.engines.states import StateStore
+from evenfed.engines.vectorized import VectorizedEngine
+
+_PROBED_CLIENTS = 4
+_PROBED_WORK = 3
+"""Local steps that a probed client takes, at most."""
+_CLEARLY = 0.95
+"""Share of the sequential time below which vectorising is chosen."""
+
+
+class AutoEngine:
+    """Decides at the first exchange that trains; `reason` says what was chosen and why."""
+
+    def __init__(
+        self,
+        vectorized: VectorizedEngine,
+        sequential: SequentialEngine,
+        say: Callable[[str], None],
+    ) -> None:
+        self.vectorized = vectorized
+        self.sequential = sequential
+        self.say = say
+        self.chosen: VectorizedEngine | SequentialEngine | None = None
+        self.reason = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the chosen engine, `auto` before the choice."""
+        return "auto" if self.chosen is None else self.chosen.name
+
+    def run(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> Iterator[Chunk]:
+        """Probe if nothing is chosen yet, then hand over."""
+        if self.chosen is None and work.draws is not None and seats:
+            self._choose(work, population, seats, states)
+        engine = self.chosen or self.vectorized
+        return engine.run(work, population, seats, states)
+
+    def _choose(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> None:
+        few = [replace(s, work=self._share(work, population, s)) for s in seats[:_PROBED_CLIENTS]]
+
+        def seconds(engine: VectorizedEngine | SequentialEngine) -> float:
+            """Time of the second call: the first one also traces."""
+            spent = 0.0
+            for _ in range(2):
+                begin = time.perf_counter()
+                for _chunk in engine.run(work, population, few, states):
+                    pass
+                spent = time.perf_counter() - begin
+            return spent
+
+        alone = seconds(self.sequential)
+        try:
+            together = seconds(self.vectorized)
+        except ClientError as error:
+            self._settle(self.sequential, f"vmap cannot take this model: {error}".split("\n")[0])
+            return
+        share = together / alone
+        engine = self.vectorized if share < _CLEARLY else self.sequential
+        self._settle(
+            engine,
+            f"{len(few)} clients took {together * 1e3:.0f} ms vectorized and "
+            f"{alone * 1e3:.0f} ms sequential in a probe",
+        )
+
+    def _share(self, work: Work, population: Population, seat: Seat) -> float:
+        """Share of a client's steps that makes `_PROBED_WORK` of them."""
+        rows = len(population.client(seat.index).split(work.split))
+        steps = rows / max(1, work.batch_hint or rows)
+        return min(1.0, _PROBED_WORK / max(1.0, steps))
+
+    def _settle(self, engine: VectorizedEngine | SequentialEngine, reason: str) -> None:
+        self.chosen = engine
+        self.reason = reason
+        self.say(f"engine: {engine.name} ({reason})")

@@ -1,0 +1,494 @@
+"""The handle through which a method reaches its clients."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from evenfed.core import tree as trees
+from evenfed.core.errors import ConfigError, EvenfedError, QuorumError, suggest
+from evenfed.core.tree import Tree
+from evenfed.engines.auto import AutoEngine
+from evenfed.engines.exchange import (
+    Chunk,
+    ClientFunction,
+    DrawFunction,
+    Dropped,
+    Mean,
+    Population,
+    Replies,
+    Seat,
+    Work,
+    bytes_of,
+)
+from evenfed.engines.participation import Participation
+from evenfed.engines.pool import Pool
+from evenfed.engines.sequential import SequentialEngine
+from evenfed.engines.stacking import finite_rows
+from evenfed.engines.states import StateFunction, StateStore
+from evenfed.engines.vectorized import VectorizedEngine
+from evenfed.engines.workers import Workers, single_threaded_kernels
+
+Weights = Literal["size", "uniform"] | Tensor | Callable[[Tree, Tensor], Tensor]
+ENGINES = ("auto", "vectorized", "sequential")
+
+
+class Engine(Protocol):
+    """What carries out an exchange."""
+
+    @property
+    def name(self) -> str:
+        """Name in results."""
+
+    def run(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> Iterator[Chunk]:
+        """Yield the replies, in an order that the cohort alone determines."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How exchanges are carried out; none of it changes a result beyond rounding.
+
+    Parameters
+    ----------
+    engine : {"auto", "vectorized", "sequential"}
+    device : str
+        `cpu` or `cuda`.
+    workers : int
+        Threads over clients; 0 for as many as there are cores.
+    chunk : int
+        Clients in one vectorised call; 0 chooses.
+    memory : float
+        Gigabytes that a vectorised engine may use for stacked clients.
+    """
+
+    engine: str = "auto"
+    device: str = "cpu"
+    workers: int = 0
+    chunk: int = 0
+    memory: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine '{self.engine}' is unknown.{suggest(self.engine, ENGINES)}")
+        if self.workers < 0 or self.chunk < 0 or not self.memory > 0:
+            raise ConfigError("workers and chunk must not be negative, memory greater than 0")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ConfigError(f"device '{self.device}' is unknown: {error}") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device 'cuda' is not available on this machine; use 'cpu'")
+
+    def build(self, say: Callable[[str], None]) -> Engine:
+        """The engine with its threads."""
+        device = torch.device(self.device)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        count = 1 if device.type == "cuda" else self.workers or cores or 1
+        workers = Workers(count)
+        memory = int(self.memory * (1 << 30))
+        vectorized = VectorizedEngine(workers, device, chunk=self.chunk, memory=memory)
+        sequential = SequentialEngine(workers, device)
+        if self.engine == "auto":
+            return AutoEngine(vectorized, sequential, say)
+        return vectorized if self.engine == "vectorized" else sequential
+
+
+@dataclass
+class Traffic:
+    """Bytes that crossed between server and clients, and exchanges made."""
+
+    down: int = 0
+    up: int = 0
+    exchanges: int = 0
+
+
+class _WrongShape(Exception):
+    """Two clients sent uploads of different shape: which one is right must be found out."""
+
+
+@dataclass
+class Federation:
+    """Clients, an engine and the run's seed; see `map` and `mean`.
+
+    Parameters
+    ----------
+    population : Population
+        Normally a `FederatedDataset`.
+    seed : int
+        Seed of the run.
+    state : callable
+        `(generator, size) -> state`: a client's first state.
+    batch_hint : int
+        Rows of a local step, for the choice of chunk sizes.
+    rounds : int
+        Length of the run, for schedules.
+    prepare : callable
+        Called in every thread before a client function runs there (copies the module).
+    """
+
+    population: Population
+    seed: int = 0
+    participation: Participation = field(default_factory=Participation)
+    options: EngineOptions = field(default_factory=EngineOptions)
+    state: StateFunction = lambda generator, size: ()
+    batch_hint: int = 0
+    rounds: int = 1
+    prepare: Callable[[], object] = lambda: None
+    say: Callable[[str], None] = lambda message: None
+
+    def __post_init__(self) -> None:
+        self.engine: Engine = self.options.build(self.say)
+        self.states = StateStore(self.state, self.seed)
+        self.round = 0
+        self.traffic = Traffic()
+        self.dropped: list[Dropped] = []
+        self.notes: dict[str, Any] = {}
+        self._calls: Counter[str] = Counter()
+        self._order = self._canonical_order()
+        self._rank: NDArray[np.int64] | None = None
+        self._cohort: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.population)
+
+    def _canonical_order(self) -> NDArray[np.int64] | None:
+        """Indices sorted by key, so that no result depends on the order of the dataset."""
+        if self.population.sizes() is None:
+            return None
+        return np.argsort([self.population.key(i) for i in range(len(self))], kind="stable")
+
+    @property
+    def everyone(self) -> NDArray[np.int64]:
+        """Indices of all clients, in the order in which exchanges take them."""
+        return np.arange(len(self)) if self._order is None else self._order
+
+    @property
+    def cohort(self) -> NDArray[np.int64]:
+        """Indices of the clients of this round, in the order of the rows of a reply."""
+        if self._cohort is None:
+            sizes = self.population.sizes() if self.participation.sampling == "size" else None
+            if sizes is not None and self._order is not None:
+                sizes = sizes[self._order]
+            ranks = self.participation.sample(len(self), sizes, self.seed, self.round)
+            self._cohort = ranks if self._order is None else self._order[ranks]
+        return self._cohort
+
+    @property
+    def weighting(self) -> Literal["size", "uniform"]:
+        """Weights that make a mean over the cohort an unbiased mean over examples."""
+        return "uniform" if self.participation.sampling == "size" else "size"
+
+    def begin(self, round: int) -> None:
+        """Start a round: draw its cohort, forget what the last one left open."""
+        self.round = round
+        self._cohort = None
+        self._calls.clear()
+        self.notes = {}
+        self.dropped = []
+        self.traffic = Traffic()
+        self.states.rollback()
+
+    def commit(self) -> None:
+        """End a round: clients keep what it changed."""
+        self.states.commit()
+
+    def note(self, **values: Any) -> None:
+        """Remember values for this round's line of the history."""
+        self.notes.update(values)
+
+    def map(
+        self,
+        function: ClientFunction,
+        broadcast: Tree,
+        *,
+        draws: DrawFunction | None = None,
+        clients: Sequence[int] | NDArray[np.int64] | None = None,
+        split: str = "train",
+    ) -> Replies:
+        """One exchange; uploads come back stacked on the clients' axis.
+
+        Parameters
+        ----------
+        function : callable
+            `(broadcast, state, data, draws) -> (upload, new_state)`, pure.
+        broadcast : tree
+            The same for all clients, but for parts marked `PerClient`.
+        draws : callable, optional
+            `(generator, state, size) -> draws`.
+        clients : sequence of int, optional
+            Indices to ask, all of which answer; default: the round's cohort, with its faults.
+        split : {"train", "val", "test"}
+        """
+        work = self._work(function, broadcast, draws, split)
+
+        def collect(chunks: Iterator[tuple[Chunk, NDArray[np.bool_]]]) -> list[Any]:
+            rows: list[tuple[int, int, int, Tree]] = []
+            for chunk, good in chunks:
+                rows += [
+                    (seat.position, seat.index, size, trees.row(chunk.uploads, i))
+                    for i, (seat, size) in enumerate(zip(chunk.seats, chunk.sizes, strict=True))
+                    if good[i]
+                ]
+            return sorted(rows, key=lambda row: row[0])
+
+        rows, dropped = self._exchange(work, clients, collect)
+        return Replies(
+            trees.stack([row[3] for row in rows]),
+            np.array([row[1] for row in rows], dtype=np.int64),
+            torch.tensor([row[2] for row in rows], dtype=torch.float64),
+            dropped,
+        )
+
+    def mean(
+        self,
+        function: ClientFunction,
+        broadcast: Tree,
+        *,
+        weights: Weights = "size",
+        draws: DrawFunction | None = None,
+        clients: Sequence[int] | NDArray[np.int64] | None = None,
+        keep: Sequence[str] = (),
+        each: Callable[[Tree], Tree] | None = None,
+        split: str = "train",
+    ) -> Mean:
+        """One exchange; uploads are folded into their weighted mean as they arrive.
+
+        Memory does not grow with the number of clients. The fold is in float64 and its order is
+        that of the cohort, whatever the chunk size.
+
+        Parameters
+        ----------
+        weights : "size", "uniform", Tensor `(len(cohort),)`, or callable
+            A callable gets the stacked uploads and sizes `(c,)` of a chunk and returns `(c,)`.
+            Weights need not sum to one; clients that drop out take their weight with them.
+        keep : sequence of str
+            Parts of the upload (a dict) to hand back stacked: small ones, such as losses.
+        each : callable
+            Server-side function of one upload, applied on arrival, before the fold.
+        """
+        work = self._work(function, broadcast, draws, split)
+
+        def fold(chunks: Iterator[tuple[Chunk, NDArray[np.bool_]]]) -> _Fold:
+            result = _Fold(weights, tuple(keep), each)
+            for chunk, good in chunks:
+                result.add(chunk, good)
+            return result
+
+        folded, dropped = self._exchange(work, clients, fold)
+        return folded.mean(work.name, dropped)  # type: ignore[no-any-return]
+
+    @cached_property
+    def pool(self) -> Federation:
+        """A federation of one client that holds everybody's data: for reference methods only."""
+        options = EngineOptions("sequential", self.options.device, 1)
+        return Federation(
+            Pool(self.population), self.seed, Participation(), options, self.state,
+            self.batch_hint, self.rounds, self.prepare, self.say,
+        )  # fmt: skip
+
+    def _work(
+        self, function: ClientFunction, broadcast: Tree, draws: DrawFunction | None, split: str
+    ) -> Work:
+        name = getattr(function, "__name__", type(function).__name__)
+        self._calls[name] += 1
+        return Work(
+            function, broadcast, draws, split, f"{name}/{self._calls[name]}", self.round, self.seed,
+            self.batch_hint if draws is not None else 0, self.prepare,
+        )  # fmt: skip
+
+    def _seats(
+        self, clients: Sequence[int] | NDArray[np.int64] | None
+    ) -> tuple[list[Seat], list[Dropped], int]:
+        """Seats of those that take part, and those that drop out beforehand."""
+        indices = self.cohort if clients is None else self._in_order(clients)
+        seats: list[Seat] = []
+        out: list[Dropped] = []
+        for position, index in enumerate(indices.tolist()):
+            key = self.population.key(index)
+            share = self.participation.fate(self.seed, self.round, key) if clients is None else 1.0
+            if share > 0:
+                seats.append(Seat(position, index, key, share))
+            else:
+                out.append(Dropped(index, self.population.client(index).name, "did not answer"))
+        return seats, out, len(indices)
+
+    def _in_order(self, clients: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        chosen = np.asarray(clients, dtype=np.int64)
+        if self._order is None:
+            return np.sort(chosen)
+        if self._rank is None:
+            self._rank = np.empty(len(self), dtype=np.int64)
+            self._rank[self._order] = np.arange(len(self))
+        return chosen[np.argsort(self._rank[chosen])]
+
+    def _exchange(
+        self,
+        work: Work,
+        clients: Sequence[int] | NDArray[np.int64] | None,
+        consume: Callable[[Iterator[tuple[Chunk, NDArray[np.bool_]]]], Any],
+    ) -> tuple[Any, tuple[Dropped, ...]]:
+        seats, out, asked = self._seats(clients)
+        required = self.participation.required(asked) if clients is None else 1
+        if len(seats) < required:
+            self.dropped += out
+            raise QuorumError(
+                f"round {self.round}: {len(seats)} of {asked} clients answered, {required} needed"
+            )
+        with single_threaded_kernels():
+            dropped = list(out)
+            try:
+                result = consume(self._chunks(work, seats, dropped, None))
+            except _WrongShape:
+                # find the right shape by asking for a small part of a client's work, and start over
+                dropped = list(out)
+                right = self._template(work, seats[0])
+                result = consume(self._chunks(work, seats, dropped, right))
+        self.traffic.exchanges += 1
+        self.traffic.down += bytes_of(work.broadcast) * asked
+        self.dropped += dropped
+        answered = asked - len(dropped)
+        if answered < required:
+            reasons = Counter(d.reason for d in dropped).most_common(1)
+            raise QuorumError(
+                f"round {self.round}: {answered} of {asked} clients sent a usable reply to "
+                f"'{work.name}', {required} needed (most often: {reasons[0][0]})"
+            )
+        return result, tuple(dropped)
+
+    def _chunks(
+        self, work: Work, seats: list[Seat], dropped: list[Dropped], right: Any
+    ) -> Iterator[tuple[Chunk, NDArray[np.bool_]]]:
+        """Replies with a flag for each that is usable; keeps the states of those."""
+        first = right
+        for chunk in self.engine.run(work, self.population, seats, self.states):
+            count = len(chunk.seats)
+            shape = trees.signature(trees.row(chunk.uploads, 0))
+            first = first or shape
+            if shape != first:
+                if right is None:
+                    raise _WrongShape
+                good = np.zeros(count, dtype=np.bool_)
+                reason = "sent an upload of the wrong shape"
+            else:
+                good = finite_rows((chunk.uploads, chunk.states), count)
+                reason = "sent a value that is not finite"
+            self.traffic.up += bytes_of(chunk.uploads)
+            for i, seat in enumerate(chunk.seats):
+                if good[i]:
+                    self.states.put(seat.index, trees.row(chunk.states, i))
+                else:
+                    name = self.population.client(seat.index).name
+                    dropped.append(Dropped(seat.index, name, reason))
+            if good.any():
+                yield chunk, good
+
+    def _template(self, work: Work, seat: Seat) -> Any:
+        """Shape of an upload, from the client function run on two rows of a client."""
+        data = self.population.client(seat.index).split(work.split)
+        few = _FewRows(self.population, data.take(torch.arange(min(2, len(data)))))
+        engine = SequentialEngine(Workers(1), torch.device(self.options.device))
+        store = StateStore(self.state, self.seed)
+        return trees.signature(trees.row(engine.one(work, few, seat, store).uploads, 0))
+
+
+class _FewRows:
+    """A population whose clients all hold the same few rows."""
+
+    def __init__(self, population: Population, data: Any) -> None:
+        self.name = "template"
+        self._data = data
+        self._size = len(population)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def client(self, index: int) -> Any:
+        return self
+
+    def split(self, name: Any) -> Any:
+        return self._data
+
+    def key(self, index: int) -> int:
+        return index
+
+    def sizes(self, split: Any = "train") -> None:
+        return None
+
+
+class _Fold:
+    """Adds uploads to running sums, one by one, in a fixed order."""
+
+    def __init__(
+        self, weights: Weights, keep: tuple[str, ...], each: Callable[[Tree], Tree] | None
+    ) -> None:
+        self.weights = weights
+        self.keep = keep
+        self.each = each
+        self.total = 0.0
+        self.sums: list[Tensor] = []
+        self.like: Tree = None
+        self.rows: list[tuple[int, int, int, dict[str, Tree]]] = []
+
+    def add(self, chunk: Chunk, good: NDArray[np.bool_]) -> None:
+        uploads = chunk.uploads if self.each is None else vmap(self.each)(chunk.uploads)
+        weights = self._weights(chunk, uploads)
+        kept: dict[str, Tree] = {}
+        if self.keep:
+            if not isinstance(uploads, Mapping):
+                raise ConfigError("keep= names parts of an upload, so the upload must be a dict")
+            kept = {name: uploads[name] for name in self.keep}
+            uploads = {k: v for k, v in uploads.items() if k not in self.keep}
+        leaves, structure = trees.flatten(uploads)
+        if not self.rows:
+            self.like = trees.map(lambda t: t[0], uploads)
+            self.sums = [torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves]
+        columns = [leaf.unbind(0) for leaf in leaves]
+        for i, (seat, size) in enumerate(zip(chunk.seats, chunk.sizes, strict=True)):
+            if not good[i]:
+                continue
+            self.total += weights[i]
+            for total, column in zip(self.sums, columns, strict=True):
+                total.add_(column[i], alpha=weights[i])
+            self.rows.append((seat.position, seat.index, size, trees.row(kept, i)))
+
+    def _weights(self, chunk: Chunk, uploads: Tree) -> list[float]:
+        w = self.weights
+        if isinstance(w, str):
+            return [1.0] * len(chunk.seats) if w == "uniform" else [float(n) for n in chunk.sizes]
+        if isinstance(w, Tensor):
+            return [float(w[seat.position]) for seat in chunk.seats]
+        values = w(uploads, torch.tensor(chunk.sizes, dtype=torch.float64))
+        return [float(v) for v in values.to(torch.float64)]
+
+    def mean(self, name: str, dropped: tuple[Dropped, ...]) -> Mean:
+        if not self.total > 0 or not np.isfinite(self.total):
+            raise EvenfedError(
+                f"the weights of the mean over '{name}' sum to {self.total}; "
+                "they must have a positive, finite sum"
+            )
+        rows = sorted(self.rows, key=lambda row: row[0])
+        leaves, structure = trees.flatten(self.like)
+        values = [
+            (total / self.total).to(like.dtype if like.is_floating_point() else torch.float64)
+            for total, like in zip(self.sums, leaves, strict=True)
+        ]
+        return Mean(
+            trees.unflatten(values, structure),
+            {k: trees.stack([row[3][k] for row in rows]) for k in self.keep},
+            np.array([row[1] for row in rows], dtype=np.int64),
+            torch.tensor([row[2] for row in rows], dtype=torch.float64),
+            self.total,
+            dropped,
+        )

@@ -1,0 +1,105 @@
+"""Stack clients for one vectorised call, so that padding depends on no neighbour.
+
+A client of `n` examples is padded to a capacity that follows from the dataset alone, not from
+the clients that happen to share its chunk. Its numbers therefore do not depend on the chunk size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evenfed.core import tree as trees
+from evenfed.core.examples import Examples
+from evenfed.core.tree import Tree
+
+_WASTE = 1.15
+"""Largest capacity relative to a size that uses it."""
+
+
+def capacities(sizes: NDArray[np.int64]) -> dict[int, int]:
+    """Map every size of a dataset to its capacity: few capacities, little padding.
+
+    Examples
+    --------
+    >>> capacities(np.array([100, 95, 10, 100]))
+    {10: 10, 95: 100, 100: 100}
+    """
+    found: dict[int, int] = {}
+    group: list[int] = []
+    for size in np.unique(sizes).tolist():
+        if group and size > max(group[0], 1) * _WASTE:
+            found.update(dict.fromkeys(group, group[-1]))
+            group = []
+        group.append(size)
+    found.update(dict.fromkeys(group, group[-1]))
+    return found
+
+
+def grid_capacity(size: int) -> int:
+    """Capacity where the sizes of other clients are unknown: three leading bits, rounded up.
+
+    Examples
+    --------
+    >>> [grid_capacity(n) for n in (0, 7, 8, 100, 1001)]
+    [0, 7, 8, 104, 1024]
+    """
+    step = 1 << max(0, size.bit_length() - 4)
+    return -(-size // step) * step
+
+
+def stack_examples(parts: Sequence[Examples], capacity: int) -> Examples:
+    """`(c, capacity, ...)`; a view where the parts already lie side by side in memory."""
+    padded = [p.padded(capacity) for p in parts]
+    return Examples(
+        *(
+            _side_by_side([getattr(p, name) for p in padded])
+            for name in ("x", "y", "group", "mask")
+        )
+    )
+
+
+def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    first = rows[0]
+    if len(rows) == 1:
+        return first.unsqueeze(0)
+    pitch = rows[1].storage_offset() - first.storage_offset()
+    same = first.is_contiguous() and pitch > 0
+    for i, row in enumerate(rows):
+        same = same and (
+            row.data_ptr() == first.data_ptr() + i * pitch * first.element_size()
+            and row.shape == first.shape
+            and row.stride() == first.stride()
+            and row.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        )
+    if same and pitch >= first.numel():
+        return first.as_strided((len(rows), *first.shape), (pitch, *first.stride()))
+    return torch.stack(list(rows))
+
+
+def grow(tree: Tree, like: Tree) -> Tree:
+    """Pad every tensor with zeros at its end to the shape of its counterpart in `like`."""
+
+    def pad(t: Tensor, target: Tensor) -> Tensor:
+        if t.shape == target.shape:
+            return t
+        out = torch.zeros(target.shape, dtype=t.dtype, device=t.device)
+        out[tuple(slice(0, n) for n in t.shape)] = t
+        return out
+
+    return trees.map(pad, tree, like)
+
+
+def finite_rows(tree: Tree, rows: int) -> NDArray[np.bool_]:
+    """Which rows `(rows,)` of a stacked tree hold finite numbers only."""
+    good = torch.ones(rows, dtype=torch.bool)
+    for leaf in trees.leaves(tree):
+        if leaf.is_floating_point() and leaf.numel():
+            flat = leaf.reshape(rows, -1)
+            # a sum is finite if and only if its terms are: float64 does not overflow here
+            good &= torch.isfinite(flat.sum(-1, dtype=torch.float64)).cpu()
+    return np.asarray(good.numpy(), dtype=np.bool_)

@@ -1,0 +1,210 @@
+"""Many clients at once: parameters and data stacked, the client function under vmap."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.func import vmap
+
+from evenfed.core import tree as trees
+from evenfed.core.errors import ClientError, EvenfedError
+from evenfed.core.examples import Examples
+from evenfed.core.randomness import generator
+from evenfed.core.tree import Tree
+from evenfed.engines.exchange import Chunk, Population, Seat, Work, bytes_of, rows_for
+from evenfed.engines.sequential import draws_for
+from evenfed.engines.stacking import capacities, grid_capacity, grow, stack_examples
+from evenfed.engines.states import StateStore
+from evenfed.engines.workers import Workers, on_device
+
+_WORKING_SET = 8 << 20
+"""Bytes of parameters and batches a chunk should touch in a step: more falls out of the cache."""
+_LARGEST_CHUNK = 256
+_LAZY_WINDOW = 1024
+"""Clients of a lazy population that are in memory at once."""
+
+
+class VectorizedEngine:
+    """Runs the client function under `torch.func.vmap` on chunks of clients of like size.
+
+    Parameters
+    ----------
+    chunk : int
+        Clients in one call; 0 chooses by the size of model and batch.
+    memory : int
+        Bytes that stacked data, parameters and activations may take.
+    """
+
+    name = "vectorized"
+
+    def __init__(
+        self, workers: Workers, device: torch.device, *, chunk: int = 0, memory: int = 2 << 30
+    ) -> None:
+        self.workers = workers
+        self.device = device
+        self.chunk = chunk
+        self.memory = memory
+        self._capacities: dict[tuple[int, str], dict[int, int]] = {}
+        self._stacked: OrderedDict[Any, tuple[Examples, int]] = OrderedDict()
+        self._stacked_bytes = 0
+        self._lock = threading.Lock()
+
+    def run(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> Iterator[Chunk]:
+        """Yield chunks in an order that depends on the cohort alone, not on the chunk size."""
+        window = len(seats) if population.sizes(work.split) is not None else _LAZY_WINDOW
+        for start in range(0, len(seats), max(1, window)):
+            part = list(seats[start : start + window])
+            data: dict[int, Examples] = {}
+            plan = self._plan(work, population, part, data)
+            yield from self.workers.ordered(
+                lambda item, data=data: self._chunk(  # type: ignore[misc]
+                    work, population, item[0], item[1], states, data
+                ),
+                plan,
+            )
+
+    def _plan(
+        self,
+        work: Work,
+        population: Population,
+        seats: list[Seat],
+        data: dict[int, Examples],
+    ) -> list[tuple[list[Seat], int]]:
+        """Chunks of seats with their capacity."""
+        sizes = population.sizes(work.split)
+        if sizes is None:
+            for seat in seats:
+                data[seat.index] = population.client(seat.index).split(work.split)
+            capacity = {s.index: grid_capacity(len(data[s.index])) for s in seats}
+        else:
+            table = self._capacities.get((id(population), work.split))
+            if table is None:
+                table = capacities(sizes)
+                self._capacities[id(population), work.split] = table
+            capacity = {s.index: table[int(sizes[s.index])] for s in seats}
+        groups: dict[int, list[Seat]] = {}
+        for seat in seats:
+            groups.setdefault(capacity[seat.index], []).append(seat)
+        plan: list[tuple[list[Seat], int]] = []
+        for cap, members in sorted(groups.items()):
+            example = data[members[0].index] if data else None
+            limit = self._limit(work, population, members[0], cap, example)
+            count = math.ceil(len(members) / limit)
+            if count > 1 or len(members) >= 8 * self.workers.count:
+                # an even share for every worker
+                count = math.ceil(count / self.workers.count) * self.workers.count
+            count = min(count, max(1, len(members) // 2)) if limit > 1 else len(members)
+            for part in np.array_split(np.arange(len(members)), count):
+                plan.append(([members[i] for i in part], cap))
+        return plan
+
+    def _limit(
+        self, work: Work, population: Population, seat: Seat, capacity: int, data: Examples | None
+    ) -> int:
+        """Clients in one call."""
+        if self.chunk:
+            return self.chunk
+        data = data if data is not None else population.client(seat.index).split(work.split)
+        row = bytes_of(data) / max(1, len(data))
+        params = bytes_of(work.broadcast)
+        batch = row * min(work.batch_hint or capacity, max(1, capacity))
+        by_cache = _WORKING_SET / (params + batch + 1)
+        # a step holds gradient, optimizer state and activations besides; counted generously
+        by_memory = self.memory / self.workers.count / (6 * params + 24 * batch + row * capacity + 1)
+        return int(max(1, min(by_cache, by_memory, _LARGEST_CHUNK)))
+
+    def _examples(
+        self,
+        work: Work,
+        population: Population,
+        seats: list[Seat],
+        capacity: int,
+        data: dict[int, Examples],
+    ) -> tuple[Examples, list[int]]:
+        """Stacked data `(c, capacity, ...)`; kept for the next round where memory allows."""
+        if data:
+            parts = [data[s.index] for s in seats]
+            return stack_examples(parts, capacity), [len(p) for p in parts]
+        sizes = population.sizes(work.split)
+        assert sizes is not None
+        counts = [int(sizes[s.index]) for s in seats]
+        key = (id(population), work.split, tuple(s.index for s in seats))
+        with self._lock:
+            if key in self._stacked:
+                self._stacked.move_to_end(key)
+                return self._stacked[key][0], counts
+        parts = [population.client(s.index).split(work.split) for s in seats]
+        stacked = on_device(stack_examples(parts, capacity), self.device)
+        base = parts[0].x.untyped_storage().data_ptr()
+        copied = stacked.x.untyped_storage().data_ptr() != base
+        size = bytes_of(stacked) if copied else 0
+        with self._lock:
+            while self._stacked and self._stacked_bytes + size > self.memory // 2:
+                self._stacked_bytes -= self._stacked.popitem(last=False)[1][1]
+            if size <= self.memory // 2 and key not in self._stacked:
+                self._stacked[key] = (stacked, size)
+                self._stacked_bytes += size
+        return stacked, counts
+
+    def _chunk(
+        self,
+        work: Work,
+        population: Population,
+        seats: list[Seat],
+        capacity: int,
+        states: StateStore,
+        data: dict[int, Examples],
+    ) -> Chunk:
+        if len(seats) == 1:
+            # products of one matrix may take other kernels, and round otherwise, than those of
+            # several: a client alone is computed twice, so that its numbers stay the same
+            pair = self._chunk(work, population, seats * 2, capacity, states, data)
+            uploads, new = trees.map(lambda t: t[:1], (pair.uploads, pair.states))
+            return Chunk(seats, pair.sizes[:1], uploads, new)
+        examples, sizes = self._examples(work, population, seats, capacity, data)
+        rows = [states.get(s.index, s.key, n) for s, n in zip(seats, sizes, strict=True)]
+        draws = self._draws(work, seats, rows, sizes, capacity)
+        broadcast, axes = rows_for(work.broadcast, [s.position for s in seats])
+        state = trees.stack(rows) if trees.leaves(rows[0]) else rows[0]
+        broadcast, state, examples, draws = on_device(
+            (broadcast, state, examples, draws), self.device
+        )
+        dims = (axes, 0 if trees.leaves(state) else None, 0, 0 if trees.leaves(draws) else None)
+        work.prepare()
+        try:
+            with torch.no_grad():
+                upload, new = vmap(work.function, in_dims=dims)(broadcast, state, examples, draws)
+        except EvenfedError:
+            raise
+        except Exception as error:
+            names = ", ".join(f"'{population.client(s.index).name}'" for s in seats[:3])
+            raise ClientError(
+                f"client function '{work.name}' failed under vmap for {len(seats)} clients "
+                f"({names}{', ...' if len(seats) > 3 else ''}): {error}\n"
+                "engine='sequential' runs clients one by one and names the one that fails"
+            ) from error
+        upload, new = trees.map(torch.Tensor.detach, (upload, new))
+        return Chunk(seats, sizes, upload, new)
+
+    def _draws(
+        self, work: Work, seats: list[Seat], states: list[Tree], sizes: list[int], capacity: int
+    ) -> Tree:
+        if work.draws is None:
+            return ()
+        drawn = [
+            draws_for(work, seat, state, size)
+            for seat, state, size in zip(seats, states, sizes, strict=True)
+        ]
+        if any(size != capacity for size in sizes):
+            # shapes as at full capacity; the values of this draw are not used
+            like = work.draws(generator(work.seed, "shape"), states[0], capacity)
+            drawn = [grow(d, like) for d in drawn]
+        return trees.stack(drawn)

@@ -1,0 +1,145 @@
+"""What a method is: hyperparameters, client functions, the server's round, prediction."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from evenfed.core import tree as trees
+from evenfed.core.errors import ConfigError
+from evenfed.core.examples import Examples
+from evenfed.core.local import LocalTraining
+from evenfed.core.task import Params, Task
+from evenfed.core.tree import Tree
+from evenfed.engines.federation import Federation
+
+Server = dict[str, Tree]
+"""The server's state: a dict of trees of tensors, so that it can be written to a file."""
+
+_EVALUATED_ROWS = 4096
+"""Rows in one forward pass of an evaluation: bounds its memory."""
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """One thing that leaves a client, for the privacy ledger.
+
+    Parameters
+    ----------
+    function, part : str
+        Client function and key of its upload.
+    size : {"model", "scalar", "counts", "rows"}
+        How much that is: as many numbers as the model has, one number, counts by group and label,
+        or the client's examples themselves.
+    meaning : str
+        In plain words.
+    summed : bool
+        Whether the server needs only the (weighted) sum over clients, so that secure aggregation
+        can hide each client's own value.
+    """
+
+    function: str
+    part: str
+    size: Literal["model", "scalar", "counts", "rows"]
+    meaning: str
+    summed: bool
+
+
+EVALUATION = Reveal(
+    "evaluate", "counts", "counts",
+    "numbers of examples and sums of losses by group, label and prediction, when evaluated", True,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated training algorithm with its hyperparameters.
+
+    A subclass is a frozen dataclass whose fields are the hyperparameters. It implements `round`
+    and its client functions, pure methods `(broadcast, state, data, draws) -> (upload, state)`
+    whose upload is a dict. See CONTRIBUTING for a walk through one.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    reveals: ClassVar[tuple[Reveal, ...]]
+    exchanges: ClassVar[int] = 1
+    """Exchanges a round, without evaluation."""
+    personal: ClassVar[bool] = False
+    """Whether each client ends with its own model."""
+
+    task: Task = field(init=False, repr=False, compare=False)
+    first: Params = field(init=False, repr=False, compare=False)
+
+    def bound(self, task: Task, first: Params) -> Self:
+        """A copy that knows its task and the first weights, ready to run."""
+        method = copy.copy(self)
+        object.__setattr__(method, "task", task)
+        object.__setattr__(method, "first", first)
+        return method
+
+    @property
+    def batch_hint(self) -> int:
+        """Rows of one local step, for the choice of chunks; 0: all."""
+        local = getattr(self, "local", None)
+        return local.batch if isinstance(local, LocalTraining) else 0
+
+    def start(self, federation: Federation) -> Server:
+        """The server's state before the first round."""
+        return {"params": self.first}
+
+    def round(self, federation: Federation, server: Server) -> Server:
+        """One round: any number of exchanges, then the new state."""
+        raise NotImplementedError
+
+    def finish(self, federation: Federation, server: Server) -> Server:
+        """What remains to be done after the last round."""
+        return server
+
+    def client_state(self, generator: torch.Generator, size: int) -> Tree:
+        """What a client of `size` examples holds before its first exchange."""
+        return ()
+
+    def deployed(self, server: Server) -> Tree:
+        """What the server hands out for prediction."""
+        return server["params"]
+
+    def outputs(self, deployed: Tree, state: Tree, x: Tensor) -> Tensor:
+        """The model's outputs at a client; default: the global model's."""
+        return self.task.outputs(self.parameters(deployed, state), x)
+
+    def parameters(self, deployed: Tree, state: Tree) -> Params:
+        """Weights of the one model that a client uses."""
+        return deployed  # type: ignore[no-any-return]
+
+    def evaluate(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function of an evaluation: counts and loss sums, never rows."""
+        n = data.y.shape[0]
+        parts = []
+        for begin in range(0, max(n, 1), _EVALUATED_ROWS):
+            rows = trees.map(lambda t, a=begin: t[a : a + _EVALUATED_ROWS], data)
+            parts.append(self.task.count(self.outputs(broadcast, state, rows.x), rows))
+        total = reduce(lambda a, b: trees.add(a, b), parts)
+        return {"counts": total}, state
+
+
+def check_choice(owner: str, option: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise where an option has none of its possible values."""
+    if value not in choices:
+        known = ", ".join(f"'{c}'" for c in choices)
+        raise ConfigError(f"{owner}: {option} is {value!r}; it may be {known}")
+
+
+def check_not_negative(owner: str, **values: float) -> None:
+    """Raise where a number is negative."""
+    for option, value in values.items():
+        if value < 0:
+            raise ConfigError(f"{owner}: {option} must not be negative, but is {value}")

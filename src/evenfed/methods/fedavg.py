@@ -1,0 +1,89 @@
+"""FedAvg: average of local models.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data" (AISTATS 2017).
+
+Symbols: `w_t` the model (`params`), `w_i` a client's model after local training, `a_i = n_i / n` the
+share of its examples. `w_{t+1} = w_t + eta * sum_i a_i (w_i - w_t)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+
+from evenfed.core import tree as trees
+from evenfed.core.examples import Examples
+from evenfed.core.local import LocalTraining
+from evenfed.core.task import Params
+from evenfed.core.tree import Tree
+from evenfed.engines.federation import Federation
+from evenfed.methods.base import EVALUATION, Method, Reveal, Server, check_not_negative
+
+UPDATE = Reveal(
+    "train", "update", "model", "change of the model by the client's training, every round", True
+)
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """FedAvg.
+
+    Parameters
+    ----------
+    local : LocalTraining
+        Optimiser, rate, batch and epochs of local training.
+    server_lr : float
+        Step along the mean update; 1 is the paper's.
+    weighting : {"auto", "size", "uniform"}
+        Weights of the clients. `auto` is by size where clients are sampled uniformly and uniform
+        where they are sampled by size: both give the mean over examples without bias.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    reveals: ClassVar[tuple[Reveal, ...]] = (UPDATE, EVALUATION)
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    server_lr: float = 1.0
+    weighting: Literal["auto", "size", "uniform"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.name, server_lr=self.server_lr)
+
+    def weights(self, federation: Federation) -> Literal["size", "uniform"]:
+        """The weights of a mean over the cohort."""
+        return federation.weighting if self.weighting == "auto" else self.weighting
+
+    def broadcast(self, federation: Federation, server: Server) -> dict[str, Tree]:
+        """What clients receive to train: the model and the round's rate."""
+        rate = self.local.rate(federation.round, federation.rounds)
+        return {"params": server["params"], "lr": rate}
+
+    def draw(self, generator: torch.Generator, state: Tree, size: int) -> Tree:
+        """The batches of a client."""
+        return self.local.draw(generator, state, size)
+
+    def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
+        """The client's model after local training, from the received one."""
+        return self.local.run(self.task, broadcast["params"], data, draws, lr=broadcast["lr"])
+
+    def train(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function: local training; sends the change of the model."""
+        new = self.trained(broadcast, data, draws)
+        return {"update": trees.subtract(new, broadcast["params"])}, state
+
+    def round(self, federation: Federation, server: Server) -> Server:
+        """One exchange: train and average."""
+        mean = federation.mean(
+            self.train,
+            self.broadcast(federation, server),
+            weights=self.weights(federation),
+            draws=self.draw,
+        )
+        return {"params": trees.add(server["params"], mean.value["update"], self.server_lr)}

@@ -1,0 +1,163 @@
+"""Finds the methods: every `Method` with a name in a module of this package, and registered ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import types
+import typing
+from typing import Any
+
+from evenfed.core.errors import ConfigError, suggest
+from evenfed.methods.base import Method
+
+_registered: dict[str, type[Method]] = {}
+_searched = False
+
+
+def register(cls: type[Method]) -> type[Method]:
+    """Add a method from outside this package, as a class decorator."""
+    _check(cls)
+    _registered[cls.name] = cls
+    return cls
+
+
+def methods() -> dict[str, type[Method]]:
+    """All methods by name.
+
+    Examples
+    --------
+    >>> "fedavg" in methods()
+    True
+    """
+    global _searched
+    if not _searched:
+        package = importlib.import_module("evenfed.methods")
+        for module in pkgutil.iter_modules(package.__path__):
+            found = importlib.import_module(f"evenfed.methods.{module.name}")
+            for value in vars(found).values():
+                own = isinstance(value, type) and value.__module__ == found.__name__
+                if own and issubclass(value, Method) and "name" in vars(value):
+                    register(value)
+        _searched = True
+    return dict(sorted(_registered.items()))
+
+
+def _check(cls: type[Method]) -> None:
+    for attribute in ("name", "title", "paper", "reveals"):
+        if not hasattr(cls, attribute):
+            raise ConfigError(f"method {cls.__name__} does not declare '{attribute}'")
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"method {cls.__name__} must be a frozen dataclass")
+
+
+def method_named(name: str) -> type[Method]:
+    """The class of a method, or an error with the nearest name."""
+    known = methods()
+    if name not in known:
+        raise ConfigError(f"method '{name}' is unknown.{suggest(name, known)}")
+    return known[name]
+
+
+def build(name: str, options: dict[str, Any] | None = None) -> Method:
+    """A method with options by (dotted) name; a bare name may also be one of `local`.
+
+    Examples
+    --------
+    >>> build("fedprox", {"mu": 0.1, "local.lr": 0.5}).local.lr
+    0.5
+    """
+    cls = method_named(name)
+    return _construct(cls, nested(cls, options or {}), f"method '{name}'")
+
+
+def nested(cls: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Turn dotted and bare option names into nested dicts of the fields of `cls`."""
+    own = {f.name for f in dataclasses.fields(cls) if f.init}
+    result: dict[str, Any] = {}
+    for key, value in options.items():
+        head, _, tail = key.partition(".")
+        if tail:
+            result.setdefault(head, {})[tail] = value
+        elif head in own:
+            if isinstance(value, dict):
+                result.setdefault(head, {}).update(value)
+            else:
+                result[head] = value
+        elif "local" in own and head in _fields(_field_type(cls, "local")):
+            result.setdefault("local", {})[head] = value
+        else:
+            result[head] = value
+    return result
+
+
+def _fields(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+def _field_type(cls: Any, name: str) -> Any:
+    return typing.get_type_hints(cls)[name]
+
+
+def option_names(cls: type[Any], prefix: str = "") -> list[str]:
+    """Dotted names of all options."""
+    names: list[str] = []
+    for name, hint in _fields(cls).items():
+        if dataclasses.is_dataclass(hint):
+            names += option_names(typing.cast(type[Any], hint), f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def _construct(cls: Any, options: dict[str, Any], where: str, prefix: str = "") -> Any:
+    hints = _fields(cls)
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in hints:
+            known = option_names(cls, prefix)
+            raise ConfigError(
+                f"{where} has no option '{prefix}{name}'.{suggest(prefix + name, known)}"
+            )
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            # what is not given keeps the method's own default, not that of the nested class
+            default = next(f for f in dataclasses.fields(cls) if f.name == name)
+            base = (
+                default.default_factory()
+                if default.default_factory is not dataclasses.MISSING
+                else default.default
+            )
+            current = {f: getattr(base, f) for f in _fields(hint)}
+            values[name] = _construct(hint, {**current, **value}, where, f"{prefix}{name}.")
+        else:
+            values[name] = _coerce(value, hint, f"{where}: option '{prefix}{name}'")
+    return cls(**values)
+
+
+def _coerce(value: Any, hint: Any, where: str) -> Any:
+    """Accept a value of the field's type; an int for a float; a string from a command line."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if value in choices:
+            return value
+        raise ConfigError(f"{where} is {value!r}; it may be {', '.join(map(repr, choices))}")
+    if origin in (types.UnionType, typing.Union):
+        for option in typing.get_args(hint):
+            try:
+                return _coerce(value, option, where)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{where} is {value!r}, which is not {hint}")
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if origin is tuple and isinstance(value, list | tuple):
+        item = typing.get_args(hint)[0]
+        return tuple(_coerce(v, item, where) for v in value)
+    if hint in (int, bool, str, type(None)) and type(value) is hint:
+        return value
+    expected = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"{where} is {value!r}; it must be of type {expected}")
