@@ -1,3 +1,111 @@
-"""Fair federated learning: to every silo, to every group, along a whole trade-off front."""
+"""Fair federated learning: to every silo, to every group, along a whole trade-off front.
+
+Names are imported when they are first used, so that `evenfed --help` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "EvenfedError": "core.errors",
+    "Examples": "core.examples",
+    "LocalTraining": "core.local",
+    "ByColumn": "data.partition",
+    "ClientData": "data.dataset",
+    "Dirichlet": "data.partition",
+    "FederatedDataset": "data.dataset",
+    "Groups": "data.dataset",
+    "IID": "data.partition",
+    "LabelNoise": "data.transforms",
+    "QuantitySkew": "data.partition",
+    "Rotations": "data.transforms",
+    "Schema": "data.dataset",
+    "Shards": "data.partition",
+    "load": "data.registry",
+    "EngineOptions": "engines.federation",
+    "Federation": "engines.federation",
+    "Participation": "engines.participation",
+    "Centralized": "methods.centralized",
+    "FedAvg": "methods.fedavg",
+    "FedProx": "methods.fedprox",
+    "Local": "methods.local",
+    "Method": "methods.base",
+    "QFFL": "methods.qffl",
+    "Reveal": "methods.base",
+    "Scaffold": "methods.scaffold",
+    "register": "methods.registry",
+    "Result": "runs.result",
+    "resume": "runs.train",
+    "study": "runs.study",
+    "train": "runs.train",
+}
+
+if TYPE_CHECKING:
+    from evenfed.core.errors import EvenfedError
+    from evenfed.core.examples import Examples
+    from evenfed.core.local import LocalTraining
+    from evenfed.data.dataset import ClientData, FederatedDataset, Groups, Schema
+    from evenfed.data.partition import IID, ByColumn, Dirichlet, QuantitySkew, Shards
+    from evenfed.data.registry import load
+    from evenfed.data.transforms import LabelNoise, Rotations
+    from evenfed.engines.federation import EngineOptions, Federation
+    from evenfed.engines.participation import Participation
+    from evenfed.methods.base import Method, Reveal
+    from evenfed.methods.centralized import Centralized
+    from evenfed.methods.fedavg import FedAvg
+    from evenfed.methods.fedprox import FedProx
+    from evenfed.methods.local import Local
+    from evenfed.methods.qffl import QFFL
+    from evenfed.methods.registry import register
+    from evenfed.methods.scaffold import Scaffold
+    from evenfed.runs.result import Result
+    from evenfed.runs.study import study
+    from evenfed.runs.train import resume, train
+
+__all__ = [
+    "IID",
+    "QFFL",
+    "ByColumn",
+    "Centralized",
+    "ClientData",
+    "Dirichlet",
+    "EngineOptions",
+    "EvenfedError",
+    "Examples",
+    "FedAvg",
+    "FedProx",
+    "FederatedDataset",
+    "Federation",
+    "Groups",
+    "LabelNoise",
+    "Local",
+    "LocalTraining",
+    "Method",
+    "Participation",
+    "QuantitySkew",
+    "Result",
+    "Reveal",
+    "Rotations",
+    "Scaffold",
+    "Schema",
+    "Shards",
+    "load",
+    "register",
+    "resume",
+    "study",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'evenfed' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"evenfed.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -229,7 +229,7 @@ def _ledger(spec: Spec, how: Fit) -> tuple[str, ...]:
     asked = [name for name in spec.categorical if spec.needs_levels(name)]
     lines = []
     if how == "federated" and means:
-        squared = ", the sum of squared deviations" if spec.scale == "standard" else ""
+        squared = " and sum of squared deviations" if spec.scale == "standard" else ""
         lines.append(
             f"count, sum{squared} of {len(means)} numeric columns over the training rows, "
             "to fit the preprocessing"

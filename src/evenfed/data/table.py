@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evenfed.core.errors import ConfigError, DataError, suggest
 from evenfed.data.dataset import Groups, Kind
-from evenfed.data.partition import Partitioner, PartitionInput
+from evenfed.data.partition import ByColumn, FixedShares, Partitioner, PartitionInput
 from evenfed.data.preprocess import Missing, level_codes, numbers
 
 Rows = NDArray[np.int64]
@@ -210,12 +210,18 @@ def chosen(sensitive: str | Sequence[str], offered: Sequence[str], name: str) ->
 
 
 def deal(
-    table: Table, partition: Partitioner | None, clients: int | None, seed: int
+    table: Table,
+    partition: Partitioner | None,
+    clients: int | None,
+    seed: int,
+    *,
+    default: int | None = None,
 ) -> dict[str, Rows]:
     """Row numbers of each client, by name.
 
     Without a partition the table's client column decides. Test rows that are fixed are dealt
-    together with the others, so that a client's test rows are like its training rows.
+    together with the others, so that a client's test rows are like its training rows. Where
+    neither `clients` nor the partition says how many clients there are, there are `default`.
 
     Examples
     --------
@@ -233,16 +239,27 @@ def deal(
                 "leave the number of clients out, or give a partition"
             )
         return {name: np.flatnonzero(codes == k) for k, name in enumerate(known)}
-    offered = {*table.categorical, *table.sensitive, *filter(None, [table.client])}
-    asked = getattr(partition, "column", None)
-    columns = {
-        # Text of a million rows is slow to make, so only the column that is asked for is.
-        column: np.array(known)[codes]
-        for column in sorted(offered)
-        if asked in (None, column)
-        for codes, known in [level_codes(table.frame[column])]
-        if known and (codes >= 0).all()
-    }
-    rows = PartitionInput(label=table.y, group=table.group, columns=columns)
+    if clients is None and not isinstance(partition, ByColumn | FixedShares):
+        clients = default
+    rows = PartitionInput(label=table.y, group=table.group, columns=_columns(table, partition))
     parts = partition.assign(rows, clients, seed)
     return dict(zip(partition.names(rows, len(parts)), parts, strict=True))
+
+
+def _columns(table: Table, partition: Partitioner) -> dict[str, NDArray[np.str_]]:
+    """Columns that a partition may ask for, as text."""
+    offered = {*table.categorical, *table.sensitive, *filter(None, [table.client])}
+    asked = getattr(partition, "column", None)
+    # Text of a million rows is slow to make, so only the column that is asked for is.
+    if asked in offered:
+        offered = {asked}
+    elif asked in ("label", "sensitive", "label*sensitive"):
+        offered = set()
+    columns = {}
+    for column in sorted(offered):
+        codes, known = level_codes(table.frame[column])
+        if (codes >= 0).all():
+            columns[column] = np.array(known)[codes]
+        elif column == asked:
+            raise DataError(f"{table.where}column '{column}' has missing values: no client there")
+    return columns

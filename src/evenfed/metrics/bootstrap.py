@@ -136,7 +136,8 @@ def intervals(
 
     Examples
     --------
-    >>> from evenfed.metrics.group import accuracy, demographic_parity_difference
+    >>> from evenfed.metrics.client import accuracy
+    >>> from evenfed.metrics.group import demographic_parity_difference
     >>> confusion = torch.tensor([[[40.0, 10.0], [10.0, 40.0]], [[60.0, 0.0], [20.0, 20.0]]])
     >>> counts = Counts(confusion, torch.zeros(2, 2), torch.zeros(2, 5))
     >>> both = intervals(counts, {"acc": accuracy, "dp": demographic_parity_difference}, seed=1)
@@ -209,25 +210,25 @@ def _replicates(
     rows = max(1, CHUNK_ELEMENTS // flat.size)
     for start in range(0, n, rows):
         slot = slots[start : start + rows]
-        drawn = np.zeros((*slot.shape, flat.shape[1]))
-        loss = np.full((*slot.shape, *counts.loss.shape[1:]), np.nan)
-        moments = np.full((*slot.shape, *counts.moments.shape[1:]), np.nan)
-        for k in range(clients):
-            here = slot == k
-            drawn[here] = _multinomial(streams[k], flat[k], int(here.sum()))
+        drawn = np.zeros((slot.size, flat.shape[1]))
+        loss = np.full((slot.size, *counts.loss.shape[1:]), np.nan)
+        moments = np.full((slot.size, *counts.moments.shape[1:]), np.nan)
+        ends = np.cumsum(np.bincount(slot.ravel(), minlength=clients))
+        places = np.split(np.argsort(slot, axis=None, kind="stable"), ends[:-1])
+        for k, here in enumerate(places):
+            drawn[here] = _multinomial(streams[k], flat[k], here.size)
             cells = drawn[here].reshape(-1, *shape).sum(-1)
             normal = streams[clients + k]
             if loss_squares is not None:
-                squares = to_numpy(loss_squares[k])
-                loss[here] = _normal_loss(normal, cells, confusion[k], counts.loss[k], squares)
+                sums = to_numpy(counts.loss[k]), to_numpy(loss_squares[k])
+                loss[here] = _normal_loss(normal, cells, confusion[k].sum(-1), *sums)
             if shape[-1] == 1:
-                moments[here, :, :2] = _normal_means(
-                    normal, cells, to_numpy(counts.moments[k]), flat[k]
-                )
+                sums_k = to_numpy(counts.moments[k])
+                moments[here, :, :2] = _normal_means(normal, cells, flat[k], sums_k)
         yield Counts(
             torch.from_numpy(drawn.reshape(*slot.shape, *shape)),
-            torch.from_numpy(loss),
-            torch.from_numpy(moments),
+            torch.from_numpy(loss.reshape(*slot.shape, *loss.shape[1:])),
+            torch.from_numpy(moments.reshape(*slot.shape, *moments.shape[1:])),
         )
 
 
@@ -245,19 +246,18 @@ def _multinomial(stream: np.random.Generator, cells: FloatArray, draws: int) -> 
 def _normal_loss(
     stream: np.random.Generator,
     cells: FloatArray,
-    confusion: FloatArray,
-    loss: torch.Tensor,
+    size: FloatArray,
+    loss: FloatArray,
     squares: FloatArray,
 ) -> FloatArray:
     """Draw loss sums `(r, G, C)` of drawn cells: normal with each cell's mean and variance."""
-    size = confusion.sum(-1)
-    mean = np.nan_to_num(divide(to_numpy(loss), size))
+    mean = np.nan_to_num(divide(loss, size))
     spread = np.sqrt(np.maximum(np.nan_to_num(divide(squares, size)) - mean**2, 0.0))
     return np.asarray(cells * mean + np.sqrt(cells) * spread * stream.standard_normal(cells.shape))
 
 
 def _normal_means(
-    stream: np.random.Generator, cells: FloatArray, moments: FloatArray, size: FloatArray
+    stream: np.random.Generator, cells: FloatArray, size: FloatArray, moments: FloatArray
 ) -> FloatArray:
     """Draw sums of y and prediction `(r, G, 2)`, jointly normal with each group's covariance."""
     mean = np.nan_to_num(divide(moments, size[:, None]))

@@ -6,8 +6,8 @@ FOCUS estimates it by one centralised model trained on all clients of the same t
 
 References
 ----------
-W. Chu et al. FOCUS: Fairness via Agent-Awareness for Federated Learning on Heterogeneous Data.
-Definition 1 (FAA) and Section 5 (surrogate).
+Chu, Xie, Wang, Li, Yin, Zhao, Li. FOCUS: Fairness via Agent-Awareness for Federated Learning on
+Heterogeneous Data.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ def load(
     evenfed.core.errors.ConfigError: dataset 'acs_income': there is no state 'Texsa'. \
 Did you mean 'Texas'?
     """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"dataset 'acs_income': limit must be at least 1, not {limit}")
     columns = chosen(sensitive, INFO.sensitive, "acs_income")
     wanted = _wanted(states)
     raw = _read()

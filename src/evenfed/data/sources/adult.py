@@ -103,7 +103,7 @@ def load(
     partition = partition or Dirichlet("sensitive", alpha=0.5, min_size=50)
     return federate(
         table,
-        deal(table, partition, clients or 10, seed),
+        deal(table, partition, clients, seed, default=10),
         val=val,
         seed=seed,
         scale=scale,

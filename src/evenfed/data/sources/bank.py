@@ -107,7 +107,7 @@ Known: age, marital.
     partition = partition or Dirichlet("sensitive", alpha=0.5, min_size=50)
     return federate(
         table,
-        deal(table, partition, clients or 10, seed),
+        deal(table, partition, clients, seed, default=10),
         val=val,
         test=test,
         seed=seed,

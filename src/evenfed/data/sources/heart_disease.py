@@ -26,9 +26,10 @@ NOTES = (
     "incomplete rows are left out; intervals of group metrics are wide",
 )
 COMPLETE = (
-    "slope, ca and thal, which three hospitals hardly recorded, are no features, and rows with "
-    "another gap are left out: 740 of 920 rows stay, as in FLamby",
-    "Switzerland wrote 0 for every cholesterol: that column says there only which hospital it is",
+    "slope, ca and thal, large parts of which three hospitals did not record, are no features, "
+    "and rows with another gap are left out: 740 of 920 rows stay, as in FLamby",
+    "a cholesterol of 0 (every one in Switzerland, 49 of 200 in Long Beach) is an unmarked "
+    "gap; it is kept as it is, so that the column tells hospitals apart",
 )
 IMPUTE = (
     "gaps are filled with the mean or form a level of their own, and a column says so; a model "
@@ -115,30 +116,7 @@ def load(
             f"dataset 'heart_disease': missing is 'complete' or 'impute', not '{missing}'"
         )
     columns = chosen(sensitive, INFO.sensitive, "heart_disease")
-    frame = _read()
-    numeric: tuple[str, ...] = NUMERIC
-    categorical: tuple[str, ...] = CATEGORICAL
-    policies: dict[str, Missing] = {}
-    if missing == "impute":
-        numeric, categorical = (*NUMERIC, "ca"), (*CATEGORICAL, "slope", "thal")
-        frame[["chol", "trestbps"]] = frame[["chol", "trestbps"]].replace(0, np.nan)
-        gaps = [c for c in numeric + categorical if frame[c].isna().any()]
-        policies = dict.fromkeys(gaps, "indicator")
-    else:
-        frame = frame.drop(columns=["slope", "ca", "thal"]).dropna()
-    table = Table(
-        "heart_disease",
-        frame,
-        label="diagnosis",
-        numeric=numeric,
-        categorical=categorical + (() if columns else ("sex",)),
-        sensitive=columns,
-        client="hospital",
-        classes=CLASSES,
-        levels={"sex": ("female", "male")},
-        missing=policies,
-        notes=NOTES + (IMPUTE if policies else COMPLETE),
-    )
+    table = _table(_read(), columns, impute=missing == "impute")
     return federate(
         table,
         deal(table, partition, clients, seed),
@@ -148,6 +126,32 @@ def load(
         scale=scale,
         fit=fit,
         sensitive_as_feature=sensitive_as_feature,
+    )
+
+
+def _table(frame: pd.DataFrame, sensitive: tuple[str, ...], *, impute: bool) -> Table:
+    numeric: tuple[str, ...] = NUMERIC
+    categorical: tuple[str, ...] = CATEGORICAL
+    policies: dict[str, Missing] = {}
+    if impute:
+        numeric, categorical = (*NUMERIC, "ca"), (*CATEGORICAL, "slope", "thal")
+        frame[["chol", "trestbps"]] = frame[["chol", "trestbps"]].replace(0, np.nan)
+        gaps = [c for c in numeric + categorical if frame[c].isna().any()]
+        policies = dict.fromkeys(gaps, "indicator")
+    else:
+        frame = frame.drop(columns=["slope", "ca", "thal"]).dropna()
+    return Table(
+        "heart_disease",
+        frame,
+        label="diagnosis",
+        numeric=numeric,
+        categorical=categorical + (() if sensitive else ("sex",)),
+        sensitive=sensitive,
+        client="hospital",
+        classes=CLASSES,
+        levels={"sex": ("female", "male")},
+        missing=policies,
+        notes=NOTES + (IMPUTE if impute else COMPLETE),
     )
 
 

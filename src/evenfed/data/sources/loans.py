@@ -108,10 +108,9 @@ def load(
         notes=notes,
     )
     partition = partition or Dirichlet("sensitive", alpha=1.0, min_size=100)
-    counted = getattr(partition, "column", None) != "county"
     return federate(
         table,
-        deal(table, partition, clients or (5 if counted else None), seed),
+        deal(table, partition, clients, seed, default=5),
         val=val,
         test=test,
         seed=seed,

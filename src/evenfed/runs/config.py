@@ -1,0 +1,229 @@
+"""What a run is made of: a TOML file, read strictly."""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import evenfed
+from evenfed.core.errors import ConfigError, suggest
+from evenfed.engines.federation import EngineOptions
+from evenfed.engines.participation import Participation
+from evenfed.methods.base import Method
+from evenfed.methods.registry import build, nested
+
+SECTIONS = ("method", "data", "model", "participation", "engine")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class _Named(BaseModel):
+    """A name and whatever options the named thing takes; those are checked when it is built."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options beside the name."""
+        return dict(self.model_extra or {})
+
+
+class MethodConfig(_Named):
+    """`[method]`: name and hyperparameters."""
+
+    name: str = "fedavg"
+
+
+class ModelConfig(_Named):
+    """`[model]`: name and sizes; `auto` fits the data."""
+
+    name: str = "auto"
+
+
+class DataConfig(_Named):
+    """`[data]`: source, clients, partition, and the source's own options."""
+
+    name: str = "loans"
+    clients: int | None = Field(default=None, ge=1)
+    partition: str | None = None
+
+
+class RunConfig(_Strict):
+    """A run: one method, one dataset, one seed."""
+
+    method: MethodConfig = Field(default_factory=MethodConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    participation: dict[str, Any] = Field(default_factory=dict)
+    engine: dict[str, Any] = Field(default_factory=dict)
+    rounds: int = Field(default=30, ge=1)
+    seed: int = Field(default=0, ge=0)
+    evaluate_every: int = Field(default=5, ge=0)
+    evaluate_clients: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=5, ge=1)
+    tail: float = Field(default=0.1, gt=0, le=1)
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    def built_method(self) -> Method:
+        """The method with its hyperparameters."""
+        return build(self.method.name, self.method.options)
+
+    def built_participation(self) -> Participation:
+        """The participation."""
+        return _from_table(Participation, self.participation, "participation")  # type: ignore[no-any-return]
+
+    def built_engine(self) -> EngineOptions:
+        """The engine's options."""
+        return _from_table(EngineOptions, self.engine, "engine")  # type: ignore[no-any-return]
+
+    def completed(self) -> RunConfig:
+        """A copy in which every default is written out, with the versions that ran."""
+        method = {"name": self.method.name, **_plain(asdict_options(self.built_method()))}
+        return self.model_copy(
+            update={
+                "method": MethodConfig(**method),
+                "participation": asdict(self.built_participation()),
+                "engine": asdict(self.built_engine()),
+                "versions": versions(),
+            }
+        )
+
+    def toml(self) -> str:
+        """The file's text."""
+        return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
+
+
+def asdict_options(method: Method) -> dict[str, Any]:
+    """Hyperparameters of a method as nested plain values."""
+    return {
+        f.name: asdict(value) if hasattr(value := getattr(method, f.name), "__dataclass_fields__") else value
+        for f in fields(method)
+        if f.init
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {
+        "evenfed": evenfed.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Only what TOML can hold: tuples become lists, None disappears."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _from_table(cls: type[Any], table: dict[str, Any], section: str) -> Any:
+    known = {f.name for f in fields(cls)}
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"unknown key '{section}.{key}'.{suggest(key, known)}")
+    try:
+        return cls(**table)
+    except TypeError as error:
+        raise ConfigError(f"[{section}]: {error}") from error
+
+
+def parse(table: dict[str, Any], source: str = "config") -> RunConfig:
+    """Check a table read from TOML; unknown keys are errors with a suggestion.
+
+    Examples
+    --------
+    >>> parse({"round": 3})
+    Traceback (most recent call last):
+    ...
+    evenfed.core.errors.ConfigError: config: unknown key 'round'. Did you mean 'rounds'?
+    """
+    for section in ("method", "data", "model"):
+        if isinstance(table.get(section), str):
+            table = {**table, section: {"name": table[section]}}
+    try:
+        config = RunConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_first(error)}") from error
+    config.built_participation()
+    config.built_engine()
+    return config
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors()[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key '{where}'.{suggest(str(detail['loc'][-1]), RunConfig.model_fields)}"
+    return f"'{where}': {detail['msg']}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a TOML file into a table."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"config file '{path}' does not exist") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file '{path}' is not valid TOML: {error}") from error
+
+
+def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Apply `key=value` settings of a command line to a table.
+
+    `data.x`, `model.x`, `participation.x`, `engine.x` and the top-level keys name themselves;
+    everything else is an option of the method (`mu=0.1`, `local.lr=0.05`).
+
+    Examples
+    --------
+    >>> with_settings({}, ["mu=0.1", "local.lr=0.5", "data.clients=4", "rounds=3"])
+    {'method': {'mu': 0.1, 'local.lr': 0.5}, 'data': {'clients': 4}, 'rounds': 3}
+    """
+    result = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set takes key=value, not '{setting}'")
+        head, _, tail = key.partition(".")
+        value = _value(text)
+        if head in SECTIONS and tail:
+            section = result.setdefault(head, {})
+            if isinstance(section, str):
+                section = result[head] = {"name": section}
+            section[tail] = value
+        elif not tail and head in RunConfig.model_fields and head not in SECTIONS:
+            result[head] = value
+        else:
+            section = result.setdefault("method", {})
+            if isinstance(section, str):
+                section = result["method"] = {"name": section}
+            section[key] = value
+    return result
+
+
+def _value(text: str) -> Any:
+    """A TOML value; bare words are strings."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def method_table(method: Method) -> MethodConfig:
+    """The `[method]` of an instance."""
+    return MethodConfig(name=method.name, **_plain(nested(type(method), asdict_options(method))))

@@ -1,0 +1,140 @@
+"""From counts to numbers: the one place where a run's metrics get their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from evenfed.core import tree as trees
+from evenfed.core.counts import Counts
+from evenfed.data.dataset import Schema
+from evenfed.metrics import client as client_level
+from evenfed.metrics.bootstrap import Interval, intervals
+from evenfed.metrics.front import constant_predictor
+from evenfed.metrics.group import GroupReport, group_metrics, group_values, marginal
+from evenfed.metrics.regression import regression_metrics, regression_values
+
+_BY_CLIENT = (
+    "demographic_parity_difference",
+    "demographic_parity_to_overall",
+    "equal_opportunity_difference",
+    "equalized_odds_difference",
+    "loss_group_max",
+)
+WITH_INTERVAL = (
+    "accuracy",
+    "demographic_parity_difference",
+    "equal_opportunity_difference",
+    "equalized_odds_difference",
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts of every client on a split, and what follows from them.
+
+    Parameters
+    ----------
+    counts : Counts
+        `(K, G, C, C)` and `(K, G, C)`, in the order of `names`.
+    """
+
+    schema: Schema
+    split: str
+    names: tuple[str, ...]
+    counts: Counts
+    tail: float = 0.1
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are numbers."""
+        return self.schema.kind == "regression"
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Examples a client `(K,)`."""
+        return np.asarray(self.counts.size.numpy(), dtype=np.float64)
+
+    def summary(self) -> dict[str, float]:
+        """All summary metrics under stable names.
+
+        Names that start with `client_` describe the spread over clients, others the model on
+        all examples together.
+        """
+        total = self.counts.total()
+        losses = client_level.mean_loss(self.counts)
+        result: dict[str, float] = {"loss": float(client_level.mean_loss(total))}
+        if not self.regression:
+            accuracies = client_level.accuracy(self.counts)
+            result["accuracy"] = float(client_level.accuracy(total))
+            result |= self._spread("client_accuracy", accuracies, higher_is_better=True)
+            result["constant_accuracy"] = 1.0 - constant_predictor(total).point[0]
+        result |= self._spread("client_loss", losses, higher_is_better=False)
+        result |= self.group_report().metrics
+        return result
+
+    def _spread(self, prefix: str, values: Any, *, higher_is_better: bool) -> dict[str, float]:
+        found = client_level.client_metrics(
+            values, self.sizes, self.tail, higher_is_better=higher_is_better
+        )
+        counts = ("clients", "clients_without_data", "clients_not_finite", "tail")
+        return {f"{prefix}_{name}": v for name, v in found.items() if name not in counts} | {
+            name: found[name] for name in counts
+        }
+
+    def group_report(self, attribute: int | None = None) -> GroupReport:
+        """Metrics by group over all clients; for one sensitive attribute or their intersection."""
+        total, groups = self.counts.total(), self.schema.groups
+        labels: tuple[str, ...] = groups.labels
+        if attribute is not None:
+            total = marginal(total, [len(level) for level in groups.levels], attribute)
+            labels = groups.levels[attribute]
+        report = regression_metrics if self.regression else group_metrics
+        return report(total, labels)
+
+    def groups(self) -> pd.DataFrame:
+        """One row a group: examples, rates, accuracy, loss."""
+        frame = pd.DataFrame(self.group_report().by_group)
+        frame.index.name = " / ".join(self.schema.groups.names)
+        return frame
+
+    def clients(self) -> pd.DataFrame:
+        """One row a client: examples, accuracy, loss, group metrics on its own data."""
+        columns: dict[str, Any] = {"examples": self.sizes.astype(int)}
+        if not self.regression:
+            columns["accuracy"] = client_level.accuracy(self.counts)
+        columns["loss"] = client_level.mean_loss(self.counts)
+        values = (regression_values if self.regression else group_values)(self.counts)
+        if len(self.schema.groups) > 1:
+            columns |= {name: values[name] for name in _BY_CLIENT if name in values}
+        return pd.DataFrame(columns, index=pd.Index(self.names, name="client"))
+
+    def intervals(self, *, seed: int = 0, level: float = 0.95, n: int = 1000) -> dict[str, Interval]:
+        """Bootstrap intervals of the metrics that depend on counts alone."""
+        if self.regression:
+            return {}
+        statistics: dict[str, Any] = {"accuracy": client_level.accuracy}
+        if len(self.schema.groups) > 1:
+            for name in WITH_INTERVAL[1:]:
+                statistics[name] = lambda counts, name=name: group_values(counts)[name]
+        return intervals(self.counts, statistics, seed=seed, level=level, n=n)
+
+
+def assembled(
+    schema: Schema,
+    split: str,
+    names: list[str],
+    rows: dict[int, Counts],
+    tail: float,
+) -> Evaluation:
+    """An evaluation from counts by client index; clients without examples count nothing."""
+    some = next(iter(rows.values()))
+    empty = trees.zeros_like(some)
+    ordered = [rows.get(i, empty) for i in range(len(names))]
+    stacked = trees.map(lambda *leaves: torch.stack(leaves).cpu(), *ordered)
+    return Evaluation(schema, split, tuple(names), stacked, tail)

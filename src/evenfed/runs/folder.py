@@ -1,0 +1,193 @@
+"""The folder of a run: written atomically, so that a killed run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from evenfed.core import tree as trees
+from evenfed.core.errors import RunFolderError
+from evenfed.core.tree import Tree
+
+CONFIG, HISTORY, RESULT = "config.toml", "history.jsonl", "result.json"
+CLIENTS, CHECKPOINT, REPORT = "clients.parquet", "checkpoint.safetensors", "report.html"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: str) -> RunFolder:
+        """A new folder with its config; a folder that holds a run is refused."""
+        if (path / CONFIG).exists():
+            raise RunFolderError(
+                f"'{path}' already holds a run; choose another --out, or go on with "
+                f"`evenfed resume {path}`"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"cannot make the run folder '{path}': {error}") from error
+        folder = cls(path)
+        write_atomically(path / CONFIG, config.encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run."""
+        if not (path / CONFIG).is_file():
+            raise RunFolderError(f"'{path}' is not a run folder: it has no {CONFIG}")
+        return cls(path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / RESULT).exists()
+
+    def append_history(self, line: dict[str, Any]) -> None:
+        """Add a line; a line cut short by a crash is dropped when the run goes on."""
+        with (self.path / HISTORY).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def history(self, before: int | None = None) -> list[dict[str, Any]]:
+        """Lines of the rounds below `before` (all of them by default)."""
+        path = self.path / HISTORY
+        if not path.exists():
+            return []
+        lines = []
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                break
+            if before is None or line["round"] < before:
+                lines.append(line)
+        return lines
+
+    def rewrite_history(self, lines: list[dict[str, Any]]) -> None:
+        """Replace the history."""
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_atomically(self.path / HISTORY, text.encode())
+
+    def save_checkpoint(
+        self, round: int, server: Tree, states: dict[str, Tree], notes: dict[str, str]
+    ) -> None:
+        """Save the server's state, and beside it what simulated clients hold.
+
+        The checkpoint names its round, and a states file belongs to one round: whatever moment
+        a process is killed at, the checkpoint and the states that it points to are both whole.
+        """
+        flat = {
+            f"{name}/{part}": t.contiguous().cpu()
+            for name, state in states.items()
+            for part, t in trees.named(state).items()
+        }
+        states_file = self._states(round)
+        if flat:
+            write_atomically(states_file, save(flat))
+        tensors = {k: t.contiguous().cpu() for k, t in trees.named(server).items()}
+        write_atomically(
+            self.path / CHECKPOINT, save(_unshared(tensors), {"round": str(round), **notes})
+        )
+        for old in self.path.glob("states-*.safetensors"):
+            if old != states_file:
+                old.unlink()
+
+    def load_checkpoint(
+        self, server: Tree, state_like: Tree
+    ) -> tuple[int, Tree, dict[str, Tree], dict[str, str]] | None:
+        """Round to go on with, server state, client states by name, notes; None without one."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return None
+        with _opened(path) as file:
+            notes = dict(file.metadata())
+            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        round = int(notes.pop("round"))
+        states: dict[str, Tree] = {}
+        states_file = self._states(round)
+        if trees.leaves(state_like) and states_file.exists():
+            found: dict[str, dict[str, Tensor]] = {}
+            with _opened(states_file) as file:
+                for key in file.keys():  # noqa: SIM118
+                    name, _, part = key.rpartition("/")
+                    found.setdefault(name, {})[part] = file.get_tensor(key)
+            states = {name: trees.from_named(parts, state_like) for name, parts in found.items()}
+        return round, trees.from_named(flat, server), states, notes
+
+    def _states(self, round: int) -> Path:
+        return self.path / f"states-{round:06d}.safetensors"
+
+    def save_result(self, result: dict[str, Any], clients: pd.DataFrame) -> None:
+        """Save the measured values; the presence of this file says that the run is finished."""
+        handle, name = tempfile.mkstemp(dir=self.path, prefix=f".{CLIENTS}.")
+        os.close(handle)
+        clients.to_parquet(name)
+        os.chmod(name, 0o644)
+        os.replace(name, self.path / CLIENTS)
+        text = json.dumps(result, indent=1, allow_nan=True)
+        write_atomically(self.path / RESULT, text.encode())
+
+    def result(self) -> dict[str, Any]:
+        """The measured values of a finished run."""
+        if not self.finished:
+            raise RunFolderError(
+                f"'{self.path}' holds a run that is not finished; `evenfed resume {self.path}`"
+            )
+        return json.loads((self.path / RESULT).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+    def clear_leftovers(self) -> None:
+        """Remove temporary files that a killed process left."""
+        for path in self.path.iterdir():
+            if re.match(r"\.(config|history|result|clients|checkpoint|states|report)", path.name):
+                path.unlink()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        file = safe_open(str(path), framework="pt")
+    except Exception as error:
+        raise RunFolderError(f"cannot read '{path}': {error}") from error
+    with file as opened:
+        yield opened
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that share memory, which the file format refuses."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return result

@@ -1,0 +1,209 @@
+"""What a run leaves: the trained state, its history, and everything measured on it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.task import Params
+from evenfed.core.tree import Tree
+from evenfed.data.dataset import FederatedDataset, Split
+from evenfed.methods.base import Method
+from evenfed.methods.centralized import Centralized
+from evenfed.metrics.bootstrap import Interval
+from evenfed.metrics.client import mean_loss
+from evenfed.metrics.excess import FAA, faa, surrogate_references
+from evenfed.runs.config import RunConfig
+from evenfed.runs.evaluation import Evaluation
+from evenfed.runs.runner import Runner, Settings
+
+
+class Result:
+    """A finished run.
+
+    Examples
+    --------
+    >>> import evenfed as ef
+    >>> result = ef.train("fedavg", "synthetic", rounds=2)
+    >>> bool(result.summary()["accuracy"] > 0.5)
+    True
+    >>> list(result.clients.index)
+    ['1', '2', '3']
+    """
+
+    def __init__(self, runner: Runner, config: RunConfig, folder: Path | None = None) -> None:
+        self._runner = runner
+        self._evaluations: dict[str, Evaluation] = {}
+        self.config = config
+        self.folder = folder
+
+    @property
+    def method(self) -> Method:
+        """The method, with its hyperparameters."""
+        return self._runner.method
+
+    @property
+    def data(self) -> FederatedDataset:
+        """The data it was trained on."""
+        return self._runner.data
+
+    @property
+    def server(self) -> dict[str, Tree]:
+        """The server's state after the last round."""
+        return self._runner.server
+
+    @property
+    def engine(self) -> str:
+        """The engine that ran, and why."""
+        engine = self._runner.federation.engine
+        reason = getattr(engine, "reason", "")
+        return f"{engine.name} ({reason})" if reason else engine.name
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row a round."""
+        return pd.DataFrame(self._runner.history).set_index("round")
+
+    def evaluation(self, split: Split = "test") -> Evaluation:
+        """Counts and metrics on a split."""
+        if split not in self._evaluations:
+            self._evaluations[split] = self._runner.evaluate(split)
+        return self._evaluations[split]
+
+    def summary(self, split: Split = "test") -> pd.Series[float]:
+        """All summary metrics under stable names."""
+        return pd.Series(self.evaluation(split).summary(), name=self.method.name)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One row a client, on test data."""
+        frame = self.evaluation("test").clients()
+        if not self.data.lazy:
+            trained = dict(zip(self.data.names, self.data.sizes("train"), strict=True))  # type: ignore[arg-type]
+            frame.insert(0, "trained_on", [int(trained[name]) for name in frame.index])
+        return frame
+
+    @property
+    def groups(self) -> pd.DataFrame:
+        """One row a group, on test data of all clients."""
+        return self.evaluation("test").groups()
+
+    def intervals(self, *, level: float = 0.95, n: int = 1000) -> dict[str, Interval]:
+        """Bootstrap intervals on test data."""
+        return self.evaluation("test").intervals(seed=self.config.seed, level=level, n=n)
+
+    def parameters(self, client: str | int | None = None) -> Params:
+        """Weights of the global model, or of a client's own model."""
+        index = self._index(client)
+        federation = self._runner.federation
+        state: Tree = ()
+        if index is not None:
+            size = len(self.data.client(index).train)
+            state = federation.states.get(index, self.data.key(index), size)
+        elif self.method.personal:
+            raise ConfigError(
+                f"'{self.method.name}' has no global model; name a client: result.model(client=...)"
+            )
+        return self.method.parameters(self.method.deployed(self.server), state)
+
+    def model(self, client: str | int | None = None) -> nn.Module:
+        """The global model, or a client's own, as a plain module in evaluation mode."""
+        module = copy.deepcopy(self._runner.task.template)
+        weights = {k: v.detach().clone() for k, v in self.parameters(client).items()}
+        module.load_state_dict(weights, strict=False)
+        return module.eval()
+
+    def _index(self, client: str | int | None) -> int | None:
+        if client is None or isinstance(client, int):
+            return client
+        names = self.data.names
+        if client not in names:
+            raise ConfigError(f"client '{client}' is unknown.{suggest(client, names)}")
+        return names.index(client)
+
+    def faa(self, clusters: list[int] | None = None, *, estimated: bool = False) -> FAA:
+        """Fairness via agent-awareness on test data, with mean loss and accuracy beside it.
+
+        The reference of a client is a centralised model trained on its cluster: true clusters
+        where the data know them, otherwise those given, which are then called estimated.
+        """
+        if clusters is None:
+            if self.data.clusters is None:
+                raise ConfigError(
+                    "FAA needs the clusters of the clients: this dataset does not know them; "
+                    "pass clusters=..."
+                )
+            clusters = list(self.data.clusters)
+        else:
+            estimated = estimated or self.data.clusters is None
+        evaluation = self.evaluation("test")
+        references = surrogate_references(clusters, self._reference_losses)
+        accuracy = evaluation.summary().get("client_accuracy_mean")
+        return faa(
+            mean_loss(evaluation.counts), references, mean_accuracy=accuracy,
+            reference="estimated clusters" if estimated else "true clusters",
+        )  # fmt: skip
+
+    def _reference_losses(self, members: tuple[int, ...]) -> Any:
+        """Test losses at a cluster's clients of a model trained on the union of their data."""
+        part = FederatedDataset(self.data.schema, [self.data.client(i) for i in members])
+        local = getattr(self.method, "local", None)
+        reference = Centralized(local=local) if local is not None else Centralized()
+        settings = Settings(self.config.rounds, self.config.seed, 0)
+        runner = Runner(reference, part, self._runner.task, settings)
+        runner.run()
+        return mean_loss(runner.evaluate("test").counts)
+
+    def measured(self) -> dict[str, Any]:
+        """The content of `result.json`: summary metrics, intervals, cost, ledger."""
+        history = self.history
+        return {
+            "method": self.method.name,
+            "dataset": self.data.schema.name,
+            "seed": self.config.seed,
+            "rounds": self.config.rounds,
+            "engine": self.engine,
+            "metrics": _clean(self.summary().to_dict()),
+            "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
+            "groups": {
+                str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()
+            },
+            "cost": {
+                "seconds": float(history["seconds"].sum()),
+                "bytes_down": int(history["bytes_down"].sum()),
+                "bytes_up": int(history["bytes_up"].sum()),
+                "exchanges": int(history["exchanges"].sum()),
+                "void_rounds": int(history["void"].notna().sum()) if "void" in history else 0,
+            },
+            "dropped": _dropped(self._runner.history),
+            "notes": list(self.data.schema.notes),
+            "ledger": [*self.data.schema.ledger, *(r.meaning for r in self.method.reveals)],
+        }
+
+    def __repr__(self) -> str:
+        return f"Result({self.method.title} on {self.data.schema.name}, {self.config.rounds} rounds)"
+
+
+def _clean(values: dict[Any, Any]) -> dict[str, float | None]:
+    """Plain floats; what is undefined becomes null."""
+    return {
+        str(k): float(v) if isinstance(v, int | float | np.number) and math.isfinite(v) else None
+        for k, v in values.items()
+    }
+
+
+def _dropped(history: list[dict[str, Any]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for line in history:
+        for reason, count in line.get("dropped", {}).items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
