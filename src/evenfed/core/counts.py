@@ -50,7 +50,13 @@ class Counts:
 
 
 def count_classes(
-    predicted: Tensor, y: Tensor, group: Tensor, loss: Tensor, weight: Tensor, groups: int, classes: int
+    predicted: Tensor,
+    y: Tensor,
+    group: Tensor,
+    loss: Tensor,
+    weight: Tensor,
+    groups: int,
+    classes: int,
 ) -> Counts:
     """Count one client's predictions; every argument is `(n,)`, `weight` is 0 for padding.
 
@@ -84,7 +90,13 @@ def count_values(
         return start.index_add(0, group, values)
 
     moments = torch.stack(
-        [by_group(w * t), by_group(w * p), by_group(w * t * t), by_group(w * p * p), by_group(w * t * p)],
+        [
+            by_group(w * t),
+            by_group(w * p),
+            by_group(w * t * t),
+            by_group(w * p * p),
+            by_group(w * t * p),
+        ],
         -1,
     )
     size, loss_sum = by_group(w), by_group(w * loss.to(torch.float64))

@@ -67,7 +67,7 @@ def descend(
         direction, optimizer, params_spec, context_spec, len(flat_params), len(flat_context)
     )
     rate = lr if isinstance(lr, Tensor) else torch.tensor(float(lr), dtype=torch.float64)
-    out = _Descend.apply(
+    out = _Descend.apply(  # type: ignore[no-untyped-call]
         plan, rate, *flat_params, data.x, data.y, data.group, data.mask,
         batches.index, batches.mask, *flat_context,
     )  # fmt: skip
@@ -160,7 +160,9 @@ class _Descend(torch.autograd.Function):
             size, has_data, lr_dim is not None, tuple(d is not None for d in dims[n + 6 :])
         )
         lifted = replace(plan, levels=(level, *plan.levels))
-        out = _Descend.apply(lifted, front(lr, lr_dim, False), *moved)
+        out = _Descend.apply(  # type: ignore[no-untyped-call]
+            lifted, front(lr, lr_dim, False), *moved
+        )
         return out, (0,) * len(out)
 
 

@@ -134,9 +134,7 @@ class LocalTraining:
 
     def draw(self, generator: torch.Generator, state: Tree, size: int) -> Batches:
         """Draws of one client: its batches."""
-        return draw_batches(
-            generator, size, batch=self.batch, epochs=self.epochs, steps=self.steps
-        )
+        return draw_batches(generator, size, batch=self.batch, epochs=self.epochs, steps=self.steps)
 
     def run(
         self,

@@ -52,9 +52,7 @@ class Optimizer:
     @property
     def plain(self) -> bool:
         """Whether a step is nothing but `p -= lr * gradient`."""
-        return (
-            self.name == "sgd" and not self.momentum and not self.weight_decay and not self.clip
-        )
+        return self.name == "sgd" and not self.momentum and not self.weight_decay and not self.clip
 
 
 class Stepper:
@@ -101,7 +99,10 @@ class Stepper:
             torch._foreach_add_(self.params, move, alpha=-float(lr))
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
-        squares = [g.flatten(self.lead).square().sum(-1) if g.ndim > self.lead else g.square() for g in grads]
+        squares = [
+            g.flatten(self.lead).square().sum(-1) if g.ndim > self.lead else g.square()
+            for g in grads
+        ]
         norm = torch.stack(squares).sum(0).sqrt()
         factor = (self.optimizer.clip / (norm + 1e-6)).clamp(max=1.0)
         return [g * self._wide(factor, g) for g in grads]

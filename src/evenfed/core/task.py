@@ -152,8 +152,8 @@ class Task:
         losses = self.losses(outputs, y)
         if losses.shape != (len(x),):
             raise ModelError(
-                f"the loss returns shape {tuple(losses.shape)}; it must return one loss an example, "
-                f"({len(x)},): with a PyTorch loss pass reduction='none'"
+                f"the loss returns shape {tuple(losses.shape)}; it must return one loss an "
+                f"example, ({len(x)},): with a PyTorch loss pass reduction='none'"
             )
 
     def _check_outputs(self, outputs: Tensor, n: int) -> None:
@@ -177,10 +177,10 @@ def check_module(module: nn.Module) -> None:
 
     Examples
     --------
-    >>> check_module(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    >>> check_module(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    evenfed.core.errors.ModelError: layer '1' (BatchNorm1d) mixes the examples of a batch and keeps running statistics, which clients do not share; replace it, e.g. by evenfed.core.models.without_batch_norm(model), which puts GroupNorm there
+    evenfed.core.errors.ModelError: layer '1' (BatchNorm1d) mixes the examples of a batch...
     """
     for name, layer in module.named_modules():
         where = f"layer '{name}' ({type(layer).__name__})"

@@ -34,6 +34,12 @@ _VIEWS = {
     aten.detach.default,
     aten.alias.default,
 }
+_KERNELS: dict[Any, Any] = {
+    aten.bmm.default: aten.baddbmm_.default,
+    aten.mm.default: aten.addmm_.default,
+}
+"""Products and the kernel that adds such a product in place."""
+_IN_PLACE = {aten.add_.Tensor, *_KERNELS.values()}
 _KEPT = 256
 
 
@@ -131,10 +137,11 @@ def _simplify(graph: fx.GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
-        same_shape = (
-            node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default)
-            and _shape(node) == _shape(node.args[0])
-        )
+        same_shape = node.target in (
+            aten.view.default,
+            aten.expand.default,
+            aten._unsafe_view.default,
+        ) and _shape(node) == _shape(node.args[0])
         times_one = node.target is aten.mul.Scalar and node.args[1] == 1
         if same_shape or times_one or node.target is aten.detach.default:
             node.replace_all_uses_with(node.args[0])
@@ -175,11 +182,11 @@ def _fused_step(graph: fx.GraphModule, n_params: int) -> Callable[..., Sequence[
     g.output(outputs[n_params:])
     for node in reversed(list(g.nodes)):
         unused = node.op == "call_function" and not node.users
-        if unused and node.target not in (aten.add_.Tensor, aten.baddbmm_.default, aten.addmm_.default):
+        if unused and node.target not in _IN_PLACE:
             g.erase_node(node)
     g.lint()
     copy.recompile()
-    return copy.forward  # type: ignore[no-any-return]
+    return copy.forward
 
 
 def _product(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:
@@ -189,9 +196,7 @@ def _product(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:
     """
     if gradient.op != "call_function" or len(gradient.users) > 1:
         return None
-    kernel = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm_.default}.get(
-        gradient.target  # type: ignore[arg-type]
-    )
+    kernel = _KERNELS.get(gradient.target)
     for factor in gradient.args[:2]:
         node = factor
         while isinstance(node, fx.Node) and node.op == "call_function" and node.target in _VIEWS:

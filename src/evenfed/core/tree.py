@@ -26,7 +26,7 @@ def register_dataclass(cls: T) -> T:
     def flatten(node: Any) -> tuple[list[Any], None]:
         return [getattr(node, name) for name in names], None
 
-    def unflatten(children: Any, context: None) -> Any:
+    def unflatten(children: Any, _: None) -> Any:
         return cls(*children)
 
     pytree.register_pytree_node(

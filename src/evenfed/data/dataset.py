@@ -180,6 +180,8 @@ class FederatedDataset:
 
     def permuted(self, order: Sequence[int]) -> FederatedDataset:
         """The same clients in another order; no result may depend on it."""
+        if self._make is not None:
+            raise DataError("a lazy population has no order to change")
         clusters = None if self.clusters is None else [self.clusters[i] for i in order]
         return FederatedDataset(self.schema, [self.client(i) for i in order], clusters=clusters)
 
@@ -208,7 +210,8 @@ def _check_examples(schema: Schema, name: str, split: Split, data: Examples) -> 
     where = f"client '{name}', {split} data"
     if tuple(data.x.shape[1:]) != schema.shape:
         raise DataError(
-            f"{where}: features have shape {tuple(data.x.shape[1:])}, the schema says {schema.shape}"
+            f"{where}: features have shape {tuple(data.x.shape[1:])}, "
+            f"the schema says {schema.shape}"
         )
     if not len(data) == len(data.x) == len(data.group) == len(data.mask):
         raise DataError(f"{where}: features, labels and groups differ in length")
@@ -224,10 +227,8 @@ def _check_examples(schema: Schema, name: str, split: Split, data: Examples) -> 
     elif int(data.y.min()) < 0 or int(data.y.max()) >= schema.classes:
         bad = int(((data.y < 0) | (data.y >= schema.classes)).nonzero()[0, 0])
         raise DataError(
-            f"{where}: label {int(data.y[bad])} in row {bad} is outside 0..{schema.classes - 1}"
+            f"{where}: label '{schema.label}' in row {bad} is outside 0..{schema.classes - 1}"
         )
     if int(data.group.min()) < 0 or int(data.group.max()) >= len(schema.groups):
         bad = int(((data.group < 0) | (data.group >= len(schema.groups))).nonzero()[0, 0])
-        raise DataError(
-            f"{where}: group {int(data.group[bad])} in row {bad} is outside 0..{len(schema.groups) - 1}"
-        )
+        raise DataError(f"{where}: the group in row {bad} is outside 0..{len(schema.groups) - 1}")

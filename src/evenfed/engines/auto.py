@@ -12,9 +12,11 @@ from evenfed.engines.sequential import SequentialEngine
 from evenfed.engines.states import StateStore
 from evenfed.engines.vectorized import VectorizedEngine
 
-_PROBED_CLIENTS = 4
-_PROBED_WORK = 3
+_MOST_CLIENTS = 16
+_PROBED_STEPS = 3
 """Local steps that a probed client takes, at most."""
+_PATIENCE = 0.5
+"""Seconds that the sequential part of the probe should take."""
 _CLEARLY = 0.95
 """Share of the sequential time below which vectorising is chosen."""
 
@@ -51,37 +53,37 @@ class AutoEngine:
     def _choose(
         self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
     ) -> None:
-        few = [replace(s, work=self._share(work, population, s)) for s in seats[:_PROBED_CLIENTS]]
+        few = [replace(s, work=self._share(work, population, s)) for s in seats[:_MOST_CLIENTS]]
 
-        def seconds(engine: VectorizedEngine | SequentialEngine) -> float:
-            """Time of the second call: the first one also traces."""
-            spent = 0.0
-            for _ in range(2):
-                begin = time.perf_counter()
-                for _chunk in engine.run(work, population, few, states):
-                    pass
-                spent = time.perf_counter() - begin
-            return spent
+        def seconds(engine: VectorizedEngine | SequentialEngine, count: int) -> float:
+            begin = time.perf_counter()
+            for _chunk in engine.run(work, population, few[:count], states):
+                pass
+            return time.perf_counter() - begin
 
-        alone = seconds(self.sequential)
+        seconds(self.sequential, 1)  # the first call of each also traces
+        one = seconds(self.sequential, 1)
+        count = int(max(2, min(len(few), _PATIENCE / max(one, 1e-9))))
+        alone = seconds(self.sequential, count)
         try:
-            together = seconds(self.vectorized)
+            seconds(self.vectorized, count)
+            together = seconds(self.vectorized, count)
         except ClientError as error:
-            self._settle(self.sequential, f"vmap cannot take this model: {error}".split("\n")[0])
+            reason = str(error.__cause__ or error).strip().split("\n")[0]
+            self._settle(self.sequential, f"vmap cannot take this model: {reason}")
             return
-        share = together / alone
-        engine = self.vectorized if share < _CLEARLY else self.sequential
+        engine = self.vectorized if together < _CLEARLY * alone else self.sequential
         self._settle(
             engine,
-            f"{len(few)} clients took {together * 1e3:.0f} ms vectorized and "
-            f"{alone * 1e3:.0f} ms sequential in a probe",
+            f"a probe of {min(count, len(few))} clients took {together * 1e3:.0f} ms vectorized, "
+            f"{alone * 1e3:.0f} ms sequential",
         )
 
     def _share(self, work: Work, population: Population, seat: Seat) -> float:
-        """Share of a client's steps that makes `_PROBED_WORK` of them."""
+        """Share of a client's steps that makes `_PROBED_STEPS` of them."""
         rows = len(population.client(seat.index).split(work.split))
         steps = rows / max(1, work.batch_hint or rows)
-        return min(1.0, _PROBED_WORK / max(1.0, steps))
+        return min(1.0, _PROBED_STEPS / max(1.0, steps))
 
     def _settle(self, engine: VectorizedEngine | SequentialEngine, reason: str) -> None:
         self.chosen = engine

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.func import vmap
 
 from evenfed.core import tree as trees
-from evenfed.core.errors import ConfigError, EvenfedError, QuorumError, suggest
+from evenfed.core.errors import QuorumError
 from evenfed.core.tree import Tree
-from evenfed.engines.auto import AutoEngine
 from evenfed.engines.exchange import (
     Chunk,
     ClientFunction,
@@ -31,78 +27,16 @@ from evenfed.engines.exchange import (
     Work,
     bytes_of,
 )
+from evenfed.engines.fold import Fold, Weights
+from evenfed.engines.options import Engine, EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.engines.pool import Pool
 from evenfed.engines.sequential import SequentialEngine
 from evenfed.engines.stacking import finite_rows
 from evenfed.engines.states import StateFunction, StateStore
-from evenfed.engines.vectorized import VectorizedEngine
 from evenfed.engines.workers import Workers, single_threaded_kernels
 
-Weights = Literal["size", "uniform"] | Tensor | Callable[[Tree, Tensor], Tensor]
-ENGINES = ("auto", "vectorized", "sequential")
-
-
-class Engine(Protocol):
-    """What carries out an exchange."""
-
-    @property
-    def name(self) -> str:
-        """Name in results."""
-
-    def run(
-        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
-    ) -> Iterator[Chunk]:
-        """Yield the replies, in an order that the cohort alone determines."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How exchanges are carried out; none of it changes a result beyond rounding.
-
-    Parameters
-    ----------
-    engine : {"auto", "vectorized", "sequential"}
-    device : str
-        `cpu` or `cuda`.
-    workers : int
-        Threads over clients; 0 for as many as there are cores.
-    chunk : int
-        Clients in one vectorised call; 0 chooses.
-    memory : float
-        Gigabytes that a vectorised engine may use for stacked clients.
-    """
-
-    engine: str = "auto"
-    device: str = "cpu"
-    workers: int = 0
-    chunk: int = 0
-    memory: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise ConfigError(f"engine '{self.engine}' is unknown.{suggest(self.engine, ENGINES)}")
-        if self.workers < 0 or self.chunk < 0 or not self.memory > 0:
-            raise ConfigError("workers and chunk must not be negative, memory greater than 0")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise ConfigError(f"device '{self.device}' is unknown: {error}") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device 'cuda' is not available on this machine; use 'cpu'")
-
-    def build(self, say: Callable[[str], None]) -> Engine:
-        """The engine with its threads."""
-        device = torch.device(self.device)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        count = 1 if device.type == "cuda" else self.workers or cores or 1
-        workers = Workers(count)
-        memory = int(self.memory * (1 << 30))
-        vectorized = VectorizedEngine(workers, device, chunk=self.chunk, memory=memory)
-        sequential = SequentialEngine(workers, device)
-        if self.engine == "auto":
-            return AutoEngine(vectorized, sequential, say)
-        return vectorized if self.engine == "vectorized" else sequential
+__all__ = ["EngineOptions", "Federation", "Traffic"]
 
 
 @dataclass
@@ -114,7 +48,7 @@ class Traffic:
     exchanges: int = 0
 
 
-class _WrongShape(Exception):
+class _WrongShapeError(Exception):
     """Two clients sent uploads of different shape: which one is right must be found out."""
 
 
@@ -280,8 +214,8 @@ class Federation:
         """
         work = self._work(function, broadcast, draws, split)
 
-        def fold(chunks: Iterator[tuple[Chunk, NDArray[np.bool_]]]) -> _Fold:
-            result = _Fold(weights, tuple(keep), each)
+        def fold(chunks: Iterator[tuple[Chunk, NDArray[np.bool_]]]) -> Fold:
+            result = Fold(weights, tuple(keep), each)
             for chunk, good in chunks:
                 result.add(chunk, good)
             return result
@@ -350,7 +284,7 @@ class Federation:
             dropped = list(out)
             try:
                 result = consume(self._chunks(work, seats, dropped, None))
-            except _WrongShape:
+            except _WrongShapeError:
                 # find the right shape by asking for a small part of a client's work, and start over
                 dropped = list(out)
                 right = self._template(work, seats[0])
@@ -378,7 +312,7 @@ class Federation:
             first = first or shape
             if shape != first:
                 if right is None:
-                    raise _WrongShape
+                    raise _WrongShapeError
                 good = np.zeros(count, dtype=np.bool_)
                 reason = "sent an upload of the wrong shape"
             else:
@@ -425,70 +359,3 @@ class _FewRows:
 
     def sizes(self, split: Any = "train") -> None:
         return None
-
-
-class _Fold:
-    """Adds uploads to running sums, one by one, in a fixed order."""
-
-    def __init__(
-        self, weights: Weights, keep: tuple[str, ...], each: Callable[[Tree], Tree] | None
-    ) -> None:
-        self.weights = weights
-        self.keep = keep
-        self.each = each
-        self.total = 0.0
-        self.sums: list[Tensor] = []
-        self.like: Tree = None
-        self.rows: list[tuple[int, int, int, dict[str, Tree]]] = []
-
-    def add(self, chunk: Chunk, good: NDArray[np.bool_]) -> None:
-        uploads = chunk.uploads if self.each is None else vmap(self.each)(chunk.uploads)
-        weights = self._weights(chunk, uploads)
-        kept: dict[str, Tree] = {}
-        if self.keep:
-            if not isinstance(uploads, Mapping):
-                raise ConfigError("keep= names parts of an upload, so the upload must be a dict")
-            kept = {name: uploads[name] for name in self.keep}
-            uploads = {k: v for k, v in uploads.items() if k not in self.keep}
-        leaves, structure = trees.flatten(uploads)
-        if not self.rows:
-            self.like = trees.map(lambda t: t[0], uploads)
-            self.sums = [torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves]
-        columns = [leaf.unbind(0) for leaf in leaves]
-        for i, (seat, size) in enumerate(zip(chunk.seats, chunk.sizes, strict=True)):
-            if not good[i]:
-                continue
-            self.total += weights[i]
-            for total, column in zip(self.sums, columns, strict=True):
-                total.add_(column[i], alpha=weights[i])
-            self.rows.append((seat.position, seat.index, size, trees.row(kept, i)))
-
-    def _weights(self, chunk: Chunk, uploads: Tree) -> list[float]:
-        w = self.weights
-        if isinstance(w, str):
-            return [1.0] * len(chunk.seats) if w == "uniform" else [float(n) for n in chunk.sizes]
-        if isinstance(w, Tensor):
-            return [float(w[seat.position]) for seat in chunk.seats]
-        values = w(uploads, torch.tensor(chunk.sizes, dtype=torch.float64))
-        return [float(v) for v in values.to(torch.float64)]
-
-    def mean(self, name: str, dropped: tuple[Dropped, ...]) -> Mean:
-        if not self.total > 0 or not np.isfinite(self.total):
-            raise EvenfedError(
-                f"the weights of the mean over '{name}' sum to {self.total}; "
-                "they must have a positive, finite sum"
-            )
-        rows = sorted(self.rows, key=lambda row: row[0])
-        leaves, structure = trees.flatten(self.like)
-        values = [
-            (total / self.total).to(like.dtype if like.is_floating_point() else torch.float64)
-            for total, like in zip(self.sums, leaves, strict=True)
-        ]
-        return Mean(
-            trees.unflatten(values, structure),
-            {k: trees.stack([row[3][k] for row in rows]) for k in self.keep},
-            np.array([row[1] for row in rows], dtype=np.int64),
-            torch.tensor([row[2] for row in rows], dtype=torch.float64),
-            self.total,
-            dropped,
-        )

@@ -20,9 +20,7 @@ def draws_for(work: Work, seat: Seat, state: Tree, size: int) -> Tree:
     """The random inputs of one client; a late client's batches are cut short."""
     if work.draws is None:
         return ()
-    draws = work.draws(
-        generator(work.seed, work.purpose, work.round, seat.key), state, size
-    )
+    draws = work.draws(generator(work.seed, work.purpose, work.round, seat.key), state, size)
     if seat.work >= 1:
         return draws
     return torch.utils._pytree.tree_map(
@@ -45,13 +43,9 @@ class SequentialEngine:
         self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
     ) -> Iterator[Chunk]:
         """Yield one chunk a client, in the order of `seats`."""
-        return self.workers.ordered(
-            lambda seat: self.one(work, population, seat, states), seats
-        )
+        return self.workers.ordered(lambda seat: self.one(work, population, seat, states), seats)
 
-    def one(
-        self, work: Work, population: Population, seat: Seat, states: StateStore
-    ) -> Chunk:
+    def one(self, work: Work, population: Population, seat: Seat, states: StateStore) -> Chunk:
         """One client's reply."""
         client = population.client(seat.index)
         data = client.split(work.split)

@@ -56,10 +56,7 @@ def stack_examples(parts: Sequence[Examples], capacity: int) -> Examples:
     """`(c, capacity, ...)`; a view where the parts already lie side by side in memory."""
     padded = [p.padded(capacity) for p in parts]
     return Examples(
-        *(
-            _side_by_side([getattr(p, name) for p in padded])
-            for name in ("x", "y", "group", "mask")
-        )
+        *(_side_by_side([getattr(p, name) for p in padded]) for name in ("x", "y", "group", "mask"))
     )
 
 

@@ -102,8 +102,8 @@ class VectorizedEngine:
                 # an even share for every worker
                 count = math.ceil(count / self.workers.count) * self.workers.count
             count = min(count, max(1, len(members) // 2)) if limit > 1 else len(members)
-            for part in np.array_split(np.arange(len(members)), count):
-                plan.append(([members[i] for i in part], cap))
+            parts = np.array_split(np.arange(len(members)), count)
+            plan += [([members[i] for i in part], cap) for part in parts]
         return plan
 
     def _limit(
@@ -118,7 +118,9 @@ class VectorizedEngine:
         batch = row * min(work.batch_hint or capacity, max(1, capacity))
         by_cache = _WORKING_SET / (params + batch + 1)
         # a step holds gradient, optimizer state and activations besides; counted generously
-        by_memory = self.memory / self.workers.count / (6 * params + 24 * batch + row * capacity + 1)
+        by_memory = (
+            self.memory / self.workers.count / (6 * params + 24 * batch + row * capacity + 1)
+        )
         return int(max(1, min(by_cache, by_memory, _LARGEST_CHUNK)))
 
     def _examples(

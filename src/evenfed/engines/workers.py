@@ -50,7 +50,10 @@ class Workers:
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
-                self.count, thread_name_prefix="evenfed", initializer=torch.set_num_threads, initargs=(1,)
+                self.count,
+                thread_name_prefix="evenfed",
+                initializer=torch.set_num_threads,
+                initargs=(1,),
             )
         waiting: deque[Future[B]] = deque()
         try:

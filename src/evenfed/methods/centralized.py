@@ -1,4 +1,4 @@
-"""Centralized: all data in one place. What pooling would give: an upper reference, not a federation."""
+"""Centralized: all data in one place. What pooling would give: an upper reference."""
 
 from __future__ import annotations
 

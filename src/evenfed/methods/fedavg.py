@@ -3,8 +3,8 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data" (AISTATS 2017).
 
-Symbols: `w_t` the model (`params`), `w_i` a client's model after local training, `a_i = n_i / n` the
-share of its examples. `w_{t+1} = w_t + eta * sum_i a_i (w_i - w_t)`.
+Symbols: `w_t` the model (`params`), `w_i` a client's model after local training, `a_i = n_i / n`
+the share of its examples. `w_{t+1} = w_t + eta * sum_i a_i (w_i - w_t)`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning" (ICLR 2020).
 
-Minimises `sum_i a_i F_i^(q+1) / (q+1)`. With `L = 1/eta`, `F_i` the loss of the received model on all
-training data of client i (before it trains) and `d_i = w_t - w_i`:
-`Delta_i = F_i^q L d_i`, `h_i = q F_i^(q-1) ||L d_i||^2 + L F_i^q`, `w_{t+1} = w_t - sum Delta_i / sum h_i`.
+Minimises `sum_i a_i F_i^(q+1) / (q+1)`. With `L = 1/eta`, `F_i` the loss of the received model on
+all training data of client i (before it trains) and `d_i = w_t - w_i`: `Delta_i = F_i^q L d_i`,
+`h_i = q F_i^(q-1) ||L d_i||^2 + L F_i^q`, `w_{t+1} = w_t - sum Delta_i / sum h_i`. The sums are
+unweighted where clients are sampled by size (as published), else weighted by size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the methods: every `Method` with a name in a module of this package, and registered ones."""
+"""Finds the methods: named ones in the modules of this package, and registered ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     0.5
     """
     cls = method_named(name)
-    return _construct(cls, nested(cls, options or {}), f"method '{name}'")
+    method: Method = _construct(cls, nested(cls, options or {}), f"method '{name}'")
+    return method
 
 
 def nested(cls: type[Any], options: dict[str, Any]) -> dict[str, Any]:

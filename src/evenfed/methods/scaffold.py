@@ -1,10 +1,11 @@
 """SCAFFOLD: control variates against client drift.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
-Learning" (ICML 2020), option II.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning" (ICML 2020), option II.
 
-Symbols: `c_i` the client's control variate (its state), `c` their mean (at the server). A local step
-follows `g - c_i + c`; afterwards `c_i+ = c_i - c - (w_i - w_t) / (K eta)` with `K` steps of rate `eta`.
+Symbols: `c_i` the client's control variate (its state), `c` their mean (at the server). A local
+step follows `g - c_i + c`; afterwards `c_i+ = c_i - c - (w_i - w_t) / (K eta)` with `K` steps of
+rate `eta`.
 """
 
 from __future__ import annotations
@@ -77,9 +78,7 @@ class Scaffold(FedAvg):
         update = trees.subtract(new, broadcast["params"])
         scale = 1.0 / (self.local.step_count(draws) * broadcast["lr"])
         # option II: c_i+ - c_i = -c - (w_i - w_t) / (K eta), rounded to the model's precision
-        control = trees.map(
-            lambda c, d: (-c - d * scale).to(c.dtype), broadcast["control"], update
-        )
+        control = trees.map(lambda c, d: (-c - d * scale).to(c.dtype), broadcast["control"], update)
         return {"update": update, "control": control}, {
             "control": trees.add(state["control"], control)
         }

@@ -1,0 +1,82 @@
+"""How exchanges are carried out, and the engine that follows from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from evenfed.core.errors import ConfigError, suggest
+from evenfed.engines.auto import AutoEngine
+from evenfed.engines.exchange import Chunk, Population, Seat, Work
+from evenfed.engines.sequential import SequentialEngine
+from evenfed.engines.states import StateStore
+from evenfed.engines.vectorized import VectorizedEngine
+from evenfed.engines.workers import Workers
+
+ENGINES = ("auto", "vectorized", "sequential")
+
+
+class Engine(Protocol):
+    """What carries out an exchange."""
+
+    @property
+    def name(self) -> str:
+        """Name in results."""
+
+    def run(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> Iterator[Chunk]:
+        """Yield the replies, in an order that the cohort alone determines."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How exchanges are carried out; none of it changes a result beyond rounding.
+
+    Parameters
+    ----------
+    engine : {"auto", "vectorized", "sequential"}
+    device : str
+        `cpu` or `cuda`.
+    workers : int
+        Threads over clients; 0 for as many as there are cores.
+    chunk : int
+        Clients in one vectorised call; 0 chooses.
+    memory : float
+        Gigabytes that a vectorised engine may use for stacked clients.
+    """
+
+    engine: str = "auto"
+    device: str = "cpu"
+    workers: int = 0
+    chunk: int = 0
+    memory: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine '{self.engine}' is unknown.{suggest(self.engine, ENGINES)}")
+        if self.workers < 0 or self.chunk < 0 or not self.memory > 0:
+            raise ConfigError("workers and chunk must not be negative, memory greater than 0")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ConfigError(f"device '{self.device}' is unknown: {error}") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device 'cuda' is not available on this machine; use 'cpu'")
+
+    def build(self, say: Callable[[str], None]) -> Engine:
+        """The engine with its threads."""
+        device = torch.device(self.device)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        count = 1 if device.type == "cuda" else self.workers or cores or 1
+        workers = Workers(count)
+        memory = int(self.memory * (1 << 30))
+        vectorized = VectorizedEngine(workers, device, chunk=self.chunk, memory=memory)
+        sequential = SequentialEngine(workers, device)
+        if self.engine == "auto":
+            return AutoEngine(vectorized, sequential, say)
+        return vectorized if self.engine == "vectorized" else sequential
