@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -67,14 +68,21 @@ def draw_batches(
         return Batches(
             torch.zeros(count, 0, dtype=torch.int64), torch.ones(count, 1, dtype=torch.bool)
         )
+    count, passes, mask = _layout(size, batch, epochs, steps)
+    width = math.ceil(size / batch) * batch
+    orders = [torch.randperm(size, generator=generator) for _ in range(passes)]
+    if width > size:
+        rest = torch.zeros(width - size, dtype=torch.int64)
+        orders = [part for order in orders for part in (order, rest)]
+    index = torch.cat(orders) if len(orders) > 1 else orders[0]
+    return Batches(index.view(-1, batch)[:count], mask)
+
+
+@lru_cache(maxsize=4096)
+def _layout(size: int, batch: int, epochs: int, steps: int) -> tuple[int, int, Tensor]:
+    """Steps, passes over the data, and the mask, which clients of one size share."""
     per_epoch = math.ceil(size / batch)
     count = steps or epochs * per_epoch
     passes = math.ceil(count / per_epoch)
-    width = per_epoch * batch
-    index = torch.zeros(passes, width, dtype=torch.int64)
-    for row in index:
-        row[:size] = torch.randperm(size, generator=generator)
-    real = (torch.arange(width) < size).expand(passes, width)
-    return Batches(
-        index.view(-1, batch)[:count].contiguous(), real.reshape(-1, batch)[:count].contiguous()
-    )
+    real = torch.arange(per_epoch * batch) < size
+    return count, passes, real.view(per_epoch, batch).repeat(passes, 1)[:count]

@@ -239,6 +239,7 @@ class _Feed:
         self.flat_x = self.x.reshape(-1, *self.x.shape[lead + 1 :])
         self.steps_y = self.y.reshape(-1).index_select(0, flat_where).view(shape)
         self.steps_group = self.group.reshape(-1).index_select(0, flat_where).view(shape)
+        self.rows = self.flat_x.new_empty((self.where.shape[1], *self.flat_x.shape[1:]))
         # one client alone need not compute the padding of its last short batch
         self.trim = not lead
         self.real = self.mask.sum(-1).tolist() if self.trim else []
@@ -255,6 +256,7 @@ class _Feed:
             k = max(1, self.real[s])
             x = self.flat_x.index_select(0, self.where[s, :k])
             return [x, self.steps_y[s, :k], self.steps_group[s, :k], self.mask[s, :k]]
-        x = self.flat_x.index_select(0, self.where[s])
-        x = x.view(*self.lead_shape, self.width, *x.shape[1:])
+        # every step's rows go to the same memory: the last step's are no longer read
+        torch.index_select(self.flat_x, 0, self.where[s], out=self.rows)
+        x = self.rows.view(*self.lead_shape, self.width, *self.rows.shape[1:])
         return [x, self.steps_y[s], self.steps_group[s], self.mask[s]]

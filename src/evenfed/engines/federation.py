@@ -321,7 +321,8 @@ class Federation:
             self.traffic.up += bytes_of(chunk.uploads)
             for i, seat in enumerate(chunk.seats):
                 if good[i]:
-                    self.states.put(seat.index, trees.row(chunk.states, i))
+                    if self.states.stateless is None:
+                        self.states.put(seat.index, trees.row(chunk.states, i))
                 else:
                     name = self.population.client(seat.index).name
                     dropped.append(Dropped(seat.index, name, reason))

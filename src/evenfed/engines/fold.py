@@ -56,7 +56,9 @@ class Fold:
             self.total += weights[i]
             for total, column in zip(self.sums, columns, strict=True):
                 total.add_(column[i], alpha=weights[i])
-            self.rows.append((seat.position, seat.index, size, trees.row(kept, i)))
+            self.rows.append(
+                (seat.position, seat.index, size, trees.row(kept, i) if kept else kept)
+            )
 
     def _weights(self, chunk: Chunk, uploads: Tree) -> list[float]:
         w = self.weights

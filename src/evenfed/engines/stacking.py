@@ -97,6 +97,9 @@ def finite_rows(tree: Tree, rows: int) -> NDArray[np.bool_]:
     for leaf in trees.leaves(tree):
         if leaf.is_floating_point() and leaf.numel():
             flat = leaf.reshape(rows, -1)
-            # a sum is finite if and only if its terms are: float64 does not overflow here
-            good &= torch.isfinite(flat.sum(-1, dtype=torch.float64)).cpu()
+            # a sum is not finite if a term is not; a float32 sum may also overflow, so look again
+            ok = torch.isfinite(flat.sum(-1))
+            if not bool(ok.all()):
+                ok = torch.isfinite(flat.sum(-1, dtype=torch.float64))
+            good &= ok.cpu()
     return np.asarray(good.numpy(), dtype=np.bool_)

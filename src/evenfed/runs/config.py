@@ -6,7 +6,7 @@ import platform
 import tomllib
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tomli_w
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import evenfed
 from evenfed.core.errors import ConfigError, suggest
+from evenfed.data.registry import source_options
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -44,6 +45,10 @@ class MethodConfig(_Named):
 
     name: str = "fedavg"
 
+    def completed(self) -> MethodConfig:
+        """A copy with every hyperparameter written out."""
+        return method_table(build(self.name, self.options))
+
 
 class ModelConfig(_Named):
     """`[model]`: name and sizes; `auto` fits the data."""
@@ -58,26 +63,25 @@ class DataConfig(_Named):
     clients: int | None = Field(default=None, ge=1)
     partition: str | None = None
 
+    def completed(self) -> DataConfig:
+        """A copy with the source's options written out, where a file can hold their defaults."""
+        defaults = {k: v for k, v in source_options(self.name).items() if _is_plain(v)}
+        given = self.model_dump(exclude_none=True)
+        return DataConfig(**{**plain(defaults), **given})
 
-class RunConfig(_Strict):
-    """A run: one method, one dataset, one seed."""
 
-    method: MethodConfig = Field(default_factory=MethodConfig)
-    data: DataConfig = Field(default_factory=DataConfig)
+class CommonConfig(_Strict):
+    """What a run and a study have in common."""
+
     model: ModelConfig = Field(default_factory=ModelConfig)
     participation: dict[str, Any] = Field(default_factory=dict)
     engine: dict[str, Any] = Field(default_factory=dict)
     rounds: int = Field(default=30, ge=1)
-    seed: int = Field(default=0, ge=0)
     evaluate_every: int = Field(default=5, ge=0)
     evaluate_clients: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=5, ge=1)
     tail: float = Field(default=0.1, gt=0, le=1)
     versions: dict[str, str] = Field(default_factory=dict)
-
-    def built_method(self) -> Method:
-        """The method with its hyperparameters."""
-        return build(self.method.name, self.method.options)
 
     def built_participation(self) -> Participation:
         """The participation."""
@@ -87,12 +91,10 @@ class RunConfig(_Strict):
         """The engine's options."""
         return _from_table(EngineOptions, self.engine, "engine")  # type: ignore[no-any-return]
 
-    def completed(self) -> RunConfig:
+    def completed(self) -> Self:
         """A copy in which every default is written out, with the versions that ran."""
-        method = {"name": self.method.name, **_plain(asdict_options(self.built_method()))}
         return self.model_copy(
             update={
-                "method": MethodConfig(**method),
                 "participation": asdict(self.built_participation()),
                 "engine": asdict(self.built_engine()),
                 "versions": versions(),
@@ -101,7 +103,24 @@ class RunConfig(_Strict):
 
     def toml(self) -> str:
         """The file's text."""
-        return tomli_w.dumps(_plain(self.model_dump(exclude_none=True)))
+        return tomli_w.dumps(plain(self.model_dump(exclude_none=True)))
+
+
+class RunConfig(CommonConfig):
+    """A run: one method, one dataset, one seed."""
+
+    method: MethodConfig = Field(default_factory=MethodConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    seed: int = Field(default=0, ge=0)
+
+    def built_method(self) -> Method:
+        """The method with its hyperparameters."""
+        return build(self.method.name, self.method.options)
+
+    def completed(self) -> Self:
+        """A copy in which every default is written out, with the versions that ran."""
+        written = {"method": self.method.completed(), "data": self.data.completed()}
+        return super().completed().model_copy(update=written)
 
 
 def asdict_options(method: Method) -> dict[str, Any]:
@@ -123,13 +142,20 @@ def versions() -> dict[str, str]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Only what TOML can hold: tuples become lists, None disappears."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if v is not None}
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
     if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
+
+
+def _is_plain(value: object) -> bool:
+    """Whether TOML can hold a value (None: by leaving it out)."""
+    if isinstance(value, tuple | list):
+        return all(_is_plain(v) for v in value)
+    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _from_table(cls: type[Any], table: dict[str, Any], section: str) -> Any:
@@ -159,17 +185,18 @@ def parse(table: dict[str, Any], source: str = "config") -> RunConfig:
     try:
         config = RunConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_first(error)}") from error
+        raise ConfigError(f"{source}: {first_problem(error, RunConfig)}") from error
     config.built_participation()
     config.built_engine()
     return config
 
 
-def _first(error: ValidationError) -> str:
+def first_problem(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first complaint about a table, with the key that was probably meant."""
     detail = error.errors()[0]
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return f"unknown key '{where}'.{suggest(str(detail['loc'][-1]), RunConfig.model_fields)}"
+        return f"unknown key '{where}'.{suggest(str(detail['loc'][-1]), model.model_fields)}"
     return f"'{where}': {detail['msg']}"
 
 
@@ -200,7 +227,7 @@ def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(f"--set takes key=value, not '{setting}'")
         head, _, tail = key.partition(".")
-        value = _value(text)
+        value = toml_value(text)
         if head in SECTIONS and tail:
             section = result.setdefault(head, {})
             if isinstance(section, str):
@@ -216,7 +243,7 @@ def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     return result
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """A TOML value; bare words are strings."""
     try:
         return tomllib.loads(f"x = {text}")["x"]
@@ -226,4 +253,4 @@ def _value(text: str) -> Any:
 
 def method_table(method: Method) -> MethodConfig:
     """The `[method]` of an instance."""
-    return MethodConfig(name=method.name, **_plain(nested(type(method), asdict_options(method))))
+    return MethodConfig(name=method.name, **plain(nested(type(method), asdict_options(method))))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,29 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def made(path: Path, *, counted: bool = False) -> Path:
+    """Make a folder; with `counted`, one that did not exist: `NAME`, `NAME-2`, `NAME-3`.
+
+    Examples
+    --------
+    >>> root = Path(tempfile.mkdtemp())
+    >>> [made(root / "run", counted=True).name for _ in range(3)]
+    ['run', 'run-2', 'run-3']
+    """
+    for n in itertools.count(1):
+        candidate = path if n == 1 else path.with_name(f"{path.name}-{n}")
+        try:
+            candidate.mkdir(parents=True, exist_ok=not counted)
+        except FileExistsError as error:
+            if counted:
+                continue
+            raise RunFolderError(f"'{path}' is a file, not a folder") from error
+        except OSError as error:
+            raise RunFolderError(f"cannot make the folder '{path}': {error}") from error
+        return candidate
+    raise AssertionError
+
+
 class RunFolder:
     """Reads and writes the files of one run."""
 
@@ -46,20 +70,19 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: str) -> RunFolder:
-        """A new folder with its config; a folder that holds a run is refused."""
-        if (path / CONFIG).exists():
+    def create(cls, path: Path, config: str, *, counted: bool = False) -> RunFolder:
+        """A new folder with its config; a folder that holds a run is refused.
+
+        With `counted`, a path that exists gets a number: `NAME-2`, `NAME-3`, and so on.
+        """
+        if not counted and (path / CONFIG).exists():
             raise RunFolderError(
                 f"'{path}' already holds a run; choose another --out, or go on with "
                 f"`evenfed resume {path}`"
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"cannot make the run folder '{path}': {error}") from error
-        folder = cls(path)
+        path = made(path, counted=counted)
         write_atomically(path / CONFIG, config.encode())
-        return folder
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -67,6 +90,18 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             raise RunFolderError(f"'{path}' is not a run folder: it has no {CONFIG}")
         return cls(path)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to go on from."""
+        return any((self.path / name).exists() for name in (HISTORY, CHECKPOINT, RESULT))
+
+    def discard(self) -> None:
+        """Take back a folder whose run failed before its first round; other files stay."""
+        self.clear_leftovers()
+        (self.path / CONFIG).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     @property
     def finished(self) -> bool:
@@ -88,7 +123,7 @@ class RunFolder:
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:
-                break
+                break  # cut short by a crash
             if before is None or line["round"] < before:
                 lines.append(line)
         return lines
@@ -172,7 +207,7 @@ class RunFolder:
                 path.unlink()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
         file = safe_open(str(path), framework="pt")

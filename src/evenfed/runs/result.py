@@ -36,7 +36,7 @@ class Result:
     >>> bool(result.summary()["accuracy"] > 0.5)
     True
     >>> list(result.clients.index)
-    ['1', '2', '3']
+    ['client-0', 'client-1', 'client-2']
     """
 
     def __init__(self, runner: Runner, config: RunConfig, folder: Path | None = None) -> None:
@@ -171,6 +171,7 @@ class Result:
             "seed": self.config.seed,
             "rounds": self.config.rounds,
             "engine": self.engine,
+            "task": self._task(),
             "metrics": _clean(self.summary().to_dict()),
             "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
             "groups": {
@@ -186,6 +187,23 @@ class Result:
             "dropped": _dropped(self._runner.history),
             "notes": list(self.data.schema.notes),
             "ledger": [*self.data.schema.ledger, *(r.meaning for r in self.method.reveals)],
+        }
+
+    def _task(self) -> dict[str, Any]:
+        """What was trained on what, in numbers."""
+        schema, task = self.data.schema, self._runner.task
+        trained = self.data.sizes("train")
+        return {
+            "title": self.method.title,
+            "kind": schema.kind,
+            "label": schema.label,
+            "classes": schema.classes,
+            "groups": list(schema.groups.labels),
+            "sensitive": list(schema.groups.names),
+            "clients": len(self.data),
+            "trained_on": None if trained is None else int(trained.sum()),
+            "tested_on": int(self.evaluation("test").sizes.sum()),
+            "parameters": sum(p.numel() for p in task.template.parameters()),
         }
 
     def __repr__(self) -> str:

@@ -13,7 +13,15 @@ from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
 from evenfed.methods.registry import build
-from evenfed.runs.config import DataConfig, ModelConfig, RunConfig, method_table, parse, read
+from evenfed.runs.config import (
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    method_table,
+    parse,
+    read,
+    versions,
+)
 from evenfed.runs.folder import CONFIG, RunFolder
 from evenfed.runs.result import Result
 from evenfed.runs.runner import Model, Observer, Runner, Settings, build_task
@@ -70,7 +78,7 @@ def train(
         chosen = build(method, options)
     if isinstance(data, str):
         data = load(data, seed=seed)
-    takes = _participation(participation)
+    takes = as_participation(participation)
     runs_on = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     name = model if isinstance(model, str) else "own"
     config = RunConfig(
@@ -93,33 +101,79 @@ def train(
 
 
 def run_config(
-    config: RunConfig, out: Path | None = None, observer: Observer | None = None
+    config: RunConfig,
+    out: Path | None = None,
+    observer: Observer | None = None,
+    *,
+    counted: bool = False,
+    data: FederatedDataset | None = None,
+    model: Model | None = None,
 ) -> Result:
-    """Carry out a configured run, with its folder if `out` is given."""
-    runner = _runner(config, observer)
-    folder = None
-    if out is not None:
-        folder = RunFolder.create(out, config.completed().toml())
-        runner.folder = folder
-    return _finish(runner, config, folder)
+    """Carry out a configured run, with its folder if `out` is given.
+
+    Parameters
+    ----------
+    counted : bool
+        Whether a folder that exists gets a number instead of being refused.
+    data, model
+        Used instead of those that the config names; the folder of such a run cannot be resumed,
+        so `out` is refused.
+
+    Examples
+    --------
+    >>> config = parse({"data": "synthetic", "rounds": 1})
+    >>> run_config(config)
+    Result(FedAvg on synthetic, 1 rounds)
+    """
+    if out is not None and (data is not None or model is not None):
+        raise ConfigError("a run folder needs data and model by name, so that it can be resumed")
+    runner = _runner(config, observer, data, model)
+    if out is None:
+        return _finish(runner, config, None)
+    folder = RunFolder.create(out, config.completed().toml(), counted=counted)
+    runner.folder = folder
+    try:
+        return _finish(runner, config, folder)
+    except BaseException:
+        if not folder.begun:
+            folder.discard()
+        raise
 
 
-def resume(path: Path, observer: Observer | None = None) -> Result:
-    """Go on with an interrupted run from its last checkpoint, to the bits of an unbroken one."""
+def resume(path: Path | str, observer: Observer | None = None) -> Result:
+    """Go on with an interrupted run from its last checkpoint, to the bits of an unbroken one.
+
+    A run that is finished is read again, and its folder left as it is.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "run"
+    >>> first = run_config(parse({"data": "synthetic", "rounds": 1}), folder)
+    >>> bool(resume(folder).summary()["accuracy"] == first.summary()["accuracy"])
+    True
+    """
+    path = Path(path)
     folder = RunFolder.open(path)
     config = parse(read(path / CONFIG), str(path / CONFIG))
     runner = _runner(config, observer)
     runner.folder = folder
+    for name, version in config.versions.items():
+        if (now := versions().get(name, "")) != version:
+            runner.observer.say(
+                f"the run was begun with {name} {version} and goes on with {now or 'none'}; "
+                "it may differ from an unbroken run in the last bits"
+            )
     runner.restore()
-    if observer is not None:
-        observer.say(f"going on with round {runner.next_round} of {config.rounds}")
+    if not folder.finished:
+        runner.observer.say(f"going on with round {runner.next_round} of {config.rounds}")
     return _finish(runner, config, folder)
 
 
 def _finish(runner: Runner, config: RunConfig, folder: RunFolder | None) -> Result:
     runner.run()
     result = Result(runner, config, None if folder is None else folder.path)
-    if folder is not None:
+    if folder is not None and not folder.finished:
         folder.save_result(result.measured(), result.clients)
     return result
 
@@ -131,19 +185,31 @@ def _settings(config: RunConfig) -> Settings:
     )  # fmt: skip
 
 
-def _runner(config: RunConfig, observer: Observer | None) -> Runner:
+def load_data(config: DataConfig, seed: int) -> FederatedDataset:
+    """The data that a config names."""
+    return load(
+        config.name,
+        clients=config.clients,
+        partition=config.partition,
+        seed=seed,
+        **config.options,
+    )
+
+
+def _runner(
+    config: RunConfig,
+    observer: Observer | None,
+    data: FederatedDataset | None = None,
+    model: Model | None = None,
+) -> Runner:
     """Everything is built, and refused, before a folder is made."""
     method = config.built_method()
     engine = config.built_engine()
-    data = load(
-        config.data.name,
-        clients=config.data.clients,
-        partition=config.data.partition,
-        seed=config.seed,
-        **config.data.options,
-    )
+    if data is None:
+        data = load_data(config.data, config.seed)
+    options = config.model.options if model is None else None
     task = build_task(
-        data, config.model.name, seed=config.seed, device=engine.device, options=config.model.options
+        data, model or config.model.name, seed=config.seed, device=engine.device, options=options
     )
     return Runner(
         method, data, task, _settings(config),
@@ -151,7 +217,8 @@ def _runner(config: RunConfig, observer: Observer | None) -> Runner:
     )  # fmt: skip
 
 
-def _participation(value: Participation | float | int | None) -> Participation:
+def as_participation(value: Participation | float | int | None) -> Participation:
+    """A float is the share of clients in a round, an int their number."""
     if isinstance(value, Participation):
         return value
     if value is None:

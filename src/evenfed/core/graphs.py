@@ -1,0 +1,193 @@
+"""Rewrites of a traced graph of tensor operations that save work and keep the mathematics.
+
+A trace of `vmap(grad(loss))` is full of operations that change nothing, computes a loss that
+nobody asked for, and allocates for every elementwise step. These passes remove that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_VIEWS: set[Any] = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.detach.default,
+    aten.alias.default,
+}
+_RESHAPES: set[Any] = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
+_PRODUCTS: dict[Any, tuple[Any, Any]] = {
+    aten.bmm.default: (aten.baddbmm.default, aten.baddbmm_.default),
+    aten.mm.default: (aten.addmm.default, aten.addmm_.default),
+}
+"""Products, and the kernels that add such a product to a tensor: to a new one, and in place."""
+_UPDATES: set[Any] = {aten.add_.Tensor, *(kernels[1] for kernels in _PRODUCTS.values())}
+_IN_PLACE: dict[Any, Any] = {
+    aten.relu.default: aten.relu_.default,
+    aten.neg.default: aten.neg_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+}
+
+
+def simplify(graph: fx.GraphModule) -> None:
+    """Apply all passes that do not depend on what the graph is for."""
+    _drop_no_operations(graph.graph)
+    _forget_values(graph.graph)
+    graph.graph.eliminate_dead_code()
+    _add_in_product(graph.graph)
+    graph.graph.eliminate_dead_code()
+    _reuse_memory(graph.graph)
+    graph.recompile()
+
+
+def _value(node: Any) -> Tensor | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def _shape(node: Any) -> list[int] | None:
+    value = _value(node)
+    return None if value is None else list(value.shape)
+
+
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def _drop_no_operations(graph: fx.Graph) -> None:
+    """Reshapes to the same shape, products with one, a transposition of a transposition."""
+    for node in _calls(graph):
+        source: Any = node.args[0] if node.args else None
+        useless = (
+            (node.target in _RESHAPES and _shape(node) == _shape(source))
+            or (node.target is aten.mul.Scalar and node.args[1] == 1)
+            or node.target is aten.detach.default
+        )
+        if (
+            node.target is aten.transpose.int
+            and source.target is aten.transpose.int
+            and set(source.args[1:]) == set(node.args[1:])
+        ):
+            source, useless = source.args[0], True
+        if useless:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _forget_values(graph: fx.Graph) -> None:
+    """Let ones and zeros "like" a tensor stand alone: the loss itself is then not needed."""
+    makers = {
+        aten.ones_like.default: aten.ones.default,
+        aten.zeros_like.default: aten.zeros.default,
+        aten.new_zeros.default: aten.zeros.default,
+    }
+    for node in _calls(graph):
+        value = _value(node)
+        if node.target in makers and value is not None:
+            with graph.inserting_before(node):
+                made = graph.call_function(
+                    makers[node.target],
+                    (list(value.shape),),
+                    {"dtype": value.dtype, "device": value.device},
+                )
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+def _add_in_product(graph: fx.Graph) -> None:
+    """`bias + a @ b` in one kernel."""
+    for node in _calls(graph):
+        if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+            continue
+        both: tuple[Any, Any] = (node.args[0], node.args[1])
+        for bias, product in (both, both[::-1]):
+            one_use = isinstance(product, fx.Node) and len(product.users) == 1
+            if not one_use or product.target not in _PRODUCTS:
+                continue
+            if _value(bias) is None or _shape(product) != _shape(node):
+                continue
+            with graph.inserting_before(node):
+                new = graph.call_function(_PRODUCTS[product.target][0], (bias, *product.args[:2]))
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+            break
+
+
+def _reuse_memory(graph: fx.Graph) -> None:
+    """Elementwise operations on a fresh tensor that nobody else reads happen in place."""
+    for node in _calls(graph):
+        source: Any = node.args[0] if node.args else None
+        if (
+            node.target in _IN_PLACE
+            and isinstance(source, fx.Node)
+            and source.op == "call_function"
+            and source.target not in _VIEWS
+            and len(source.users) == 1
+            and _value(source) is not None
+        ):
+            node.target = _IN_PLACE[node.target]
+
+
+def fused_step(graph: fx.GraphModule, n_params: int) -> Callable[..., Sequence[Tensor]]:
+    """A function `(minus_lr, *inputs)` that ends in `p += minus_lr * gradient`, in place.
+
+    The graph's first inputs are the parameters, its first outputs their gradients.
+    """
+    copy = fx.GraphModule(graph, fx.Graph())
+    g = copy.graph
+    nodes: dict[fx.Node, fx.Node] = {}
+    minus_lr = g.placeholder("minus_lr")
+    results: list[Any] = []
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            results = list(node.args[0])
+        else:
+            nodes[node] = g.node_copy(node, lambda n: nodes[n])
+    outputs = [nodes[n] for n in results]
+    params = [nodes[n] for n in graph.graph.nodes if n.op == "placeholder"][:n_params]
+    for param, gradient in zip(params, outputs[:n_params], strict=True):
+        kernel = _product_kernel(gradient, params)
+        if kernel is None:
+            g.call_function(aten.add_.Tensor, (param, gradient), {"alpha": minus_lr})
+        else:
+            g.call_function(kernel, (param, *gradient.args[:2]), {"beta": 1, "alpha": minus_lr})
+    g.output(outputs[n_params:])
+    for node in reversed(_calls(g)):
+        if not node.users and node.target not in _UPDATES:
+            g.erase_node(node)
+    g.lint()
+    copy.recompile()
+    return copy.forward
+
+
+def _product_kernel(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:
+    """The in-place kernel for a gradient that is a matrix product, or None.
+
+    None too where a factor is a view of a parameter, which an earlier update may have changed.
+    """
+    if gradient.op != "call_function" or gradient.target not in _PRODUCTS or gradient.users:
+        return None
+    for factor in gradient.args[:2]:
+        node: Any = factor
+        while isinstance(node, fx.Node) and node.op == "call_function" and node.target in _VIEWS:
+            node = node.args[0]
+        if node in params:
+            return None
+    return _PRODUCTS[gradient.target][1]

@@ -1,0 +1,242 @@
+"""What a study is made of: methods x datasets x seeds, read from a TOML file or from words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import Field, ValidationError
+
+from evenfed.core.errors import ConfigError
+from evenfed.methods.base import Method
+from evenfed.methods.registry import methods as known_methods
+from evenfed.methods.registry import nested
+from evenfed.runs.config import (
+    SECTIONS,
+    CommonConfig,
+    DataConfig,
+    MethodConfig,
+    RunConfig,
+    first_problem,
+    method_table,
+    plain,
+    toml_value,
+)
+
+_OPTION = re.compile(r"^\s*[A-Za-z_][\w.]*\s*=")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study; `method` and `dataset` are the labels in its table."""
+
+    method: str
+    dataset: str
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return re.sub(r"[^\w.=-]+", "-", f"{self.method}-{self.dataset}-{self.seed}")
+
+
+class StudyConfig(CommonConfig):
+    """A study: several runs that are compared."""
+
+    methods: list[MethodConfig] = Field(min_length=1)
+    datasets: list[DataConfig] = Field(min_length=1)
+    seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
+
+    def completed(self) -> Self:
+        """A copy in which every default is written out, with the versions that ran."""
+        written = {
+            "methods": [m.completed() for m in self.methods],
+            "datasets": [d.completed() for d in self.datasets],
+        }
+        return super().completed().model_copy(update=written)
+
+    def method_labels(self) -> list[str]:
+        """Names of the methods, with those options in which two of one name differ."""
+        return _labels([m.completed().model_dump() for m in self.methods], "method")
+
+    def dataset_labels(self) -> list[str]:
+        """Names of the datasets, with those options in which two of one name differ."""
+        return _labels([plain(d.model_dump()) for d in self.datasets], "dataset")
+
+    def planned(self) -> list[PlannedRun]:
+        """All runs; those on the same data follow each other."""
+        shared = {name: getattr(self, name) for name in CommonConfig.model_fields}
+        return [
+            PlannedRun(
+                method_label, label, seed, RunConfig(**shared, method=method, data=data, seed=seed)
+            )
+            for label, data in zip(self.dataset_labels(), self.datasets, strict=True)
+            for seed in self.seeds
+            for method_label, method in zip(self.method_labels(), self.methods, strict=True)
+        ]
+
+
+def _labels(tables: list[dict[str, Any]], what: str) -> list[str]:
+    flat = [dict(_flat(table)) for table in tables]
+    result = []
+    for own in flat:
+        same = [other for other in flat if other["name"] == own["name"]]
+        keys = dict.fromkeys(key for other in same for key in other)
+        differing = [k for k in keys if any(o.get(k) != own.get(k) for o in same)]
+        options = ", ".join(f"{k.rpartition('.')[2]}={own[k]}" for k in differing if k in own)
+        result.append(f"{own['name']} ({options})" if options else own["name"])
+    for label, times in Counter(result).items():
+        if times > 1:
+            raise ConfigError(f"the study has the {what} '{label}' twice with the same options")
+    return result
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def split_list(text: str) -> list[str]:
+    """Split at commas outside quotes; `k=v` parts stay with the name before them.
+
+    Examples
+    --------
+    >>> split_list("fedavg,qffl:q=2,lr=0.1,local")
+    ['fedavg', 'qffl:q=2,lr=0.1', 'local']
+    """
+    parts = [p for p in re.split(r''',(?=(?:[^"]*"[^"]*")*[^"]*$)''', text) if p.strip()]
+    result: list[str] = []
+    for part in parts:
+        if result and _OPTION.match(part):
+            result[-1] += f",{part}"
+        else:
+            result.append(part.strip())
+    return result
+
+
+def named(text: str) -> dict[str, Any]:
+    """Read `name` or `name:option=value,option=value`; values are TOML, bare words are strings.
+
+    Examples
+    --------
+    >>> named('digits:clients=10,rotations="0:7,90:2,180:1"')
+    {'name': 'digits', 'clients': 10, 'rotations': '0:7,90:2,180:1'}
+    """
+    name, _, rest = text.strip().partition(":")
+    table: dict[str, Any] = {"name": name.strip()}
+    for part in re.split(r''',(?=(?:[^"]*"[^"]*")*[^"]*$)''', rest) if rest else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(
+                f"cannot read '{text}': after the colon come option=value pairs, not '{part}' "
+                '(quote values that hold a comma: rotations="0:7,90:2,180:1")'
+            )
+        table[key.strip()] = toml_value(value.strip())
+    return table
+
+
+def method_entry(entry: str | Method | Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a method given as a word, an instance or a table."""
+    if isinstance(entry, Method):
+        if known_methods().get(entry.name) is not type(entry):
+            raise ConfigError(
+                f"method '{entry.name}' is not registered; decorate its class with "
+                "@evenfed.register so that a study can build it again"
+            )
+        return method_table(entry).model_dump()
+    table = named(entry) if isinstance(entry, str) else dict(entry)
+    name, options = table.pop("name", None), table
+    if name is None:
+        raise ConfigError(f"a method of the study has no name: {json.dumps(plain(options))}")
+    cls = known_methods().get(name)
+    return {"name": name, **(options if cls is None else nested(cls, options))}
+
+
+def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
+    """Check a table read from TOML or made from words; everything wrong in it is refused here.
+
+    Examples
+    --------
+    >>> config = parse_study({"methods": ["fedavg", "qffl:q=2"], "datasets": ["synthetic"]})
+    >>> [run.name for run in config.planned()][:2]
+    ['fedavg-synthetic-0', 'qffl-synthetic-0']
+    """
+    table = dict(table)
+    if isinstance(table.get("model"), str):
+        table["model"] = {"name": table["model"]}
+    for key in ("methods", "datasets"):
+        value = table.get(key)
+        if isinstance(value, str):
+            table[key] = value = split_list(value)
+        if isinstance(value, Sequence):
+            read = method_entry if key == "methods" else _data_entry
+            table[key] = [read(entry) for entry in value]
+    try:
+        config = StudyConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {first_problem(error, StudyConfig)}") from error
+    if len(set(config.seeds)) < len(config.seeds) or min(config.seeds) < 0:
+        raise ConfigError(f"{source}: seeds must differ and not be negative: {config.seeds}")
+    config.built_participation()
+    config.built_engine()
+    config.method_labels()
+    config.dataset_labels()
+    return config
+
+
+def _data_entry(entry: Any) -> Any:
+    return named(entry) if isinstance(entry, str) else entry
+
+
+def with_study_settings(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply `key=value` settings of a command line to the table of a study.
+
+    `qffl.q=2` sets an option of the method of that name, `digits.clients=4` one of the dataset,
+    `data.x` one of every dataset, `model.x`, `participation.x`, `engine.x` and the top-level keys
+    name themselves, and everything else is an option of every method.
+
+    Examples
+    --------
+    >>> study = {"methods": ["fedavg", "qffl"], "datasets": ["loans"]}
+    >>> with_study_settings(study, ["qffl.q=2", "lr=0.5", "loans.clients=4"])["methods"]
+    [{'name': 'fedavg', 'local': {'lr': 0.5}}, {'name': 'qffl', 'q': 2, 'local': {'lr': 0.5}}]
+    """
+    result = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    methods = [method_entry(m) for m in _entries(result.get("methods", []))]
+    datasets = [dict(_data_entry(d)) for d in _entries(result.get("datasets", []))]
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set takes key=value, not '{setting}'")
+        head, _, tail = key.partition(".")
+        value = toml_value(text)
+        if tail and (chosen := [d for d in datasets if head in ("data", d["name"])]):
+            for data in chosen:
+                data[tail] = value
+        elif tail and head in SECTIONS:
+            section = result.setdefault(head, {})
+            if isinstance(section, str):
+                section = result[head] = {"name": section}
+            section[tail] = value
+        elif not tail and head in StudyConfig.model_fields:
+            result[head] = value
+        else:
+            owners = [m for m in methods if tail and m["name"] == head]
+            option = tail if owners else key
+            for method in owners or methods:
+                merged = {**method, option: value}
+                method.clear()
+                method.update(method_entry(merged))
+    return {**result, "methods": methods, "datasets": datasets}
+
+
+def _entries(value: Any) -> list[Any]:
+    return split_list(value) if isinstance(value, str) else list(value)

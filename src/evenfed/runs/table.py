@@ -1,0 +1,337 @@
+"""The table of a study: means over seeds with intervals, marked without claiming too much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+from rich.table import Table
+
+from evenfed.core.errors import ConfigError, suggest
+from evenfed.metrics.bootstrap import SeedSummary, over_seeds
+
+CLASSIFICATION = (
+    "accuracy", "client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tail",
+    "client_accuracy_min",
+)  # fmt: skip
+GROUPS = (
+    "demographic_parity_difference", "equalized_odds_difference", "accuracy_group_min",
+    "loss_group_max",
+)  # fmt: skip
+REGRESSION = ("loss", "client_loss_mean", "client_loss_std", "client_loss_max")
+HEADINGS = {
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "client_accuracy_mean": "client mean",
+    "client_accuracy_std": "client std",
+    "client_accuracy_worst_tail": "worst {tail} % of clients",
+    "client_accuracy_min": "worst client",
+    "client_loss_mean": "client mean loss",
+    "client_loss_std": "client std of loss",
+    "client_loss_max": "largest client loss",
+    "demographic_parity_difference": "demographic parity diff.",
+    "equalized_odds_difference": "equalized odds diff.",
+    "accuracy_group_min": "worst group accuracy",
+    "loss_group_max": "largest group loss",
+}
+REFERENCE = "constant predictor (reference)"
+_SPREAD = (
+    "std", "variance", "gap", "difference", "to_overall", "coefficient_of_variation", "angle",
+    "kl_to_uniform", "gini",
+)  # fmt: skip
+_EVENNESS = ("ratio", "jain_index", "normalised_entropy")
+
+Mark = Literal["", "best", "tie"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a table."""
+
+    summary: SeedSummary | None = None
+    mark: Mark = ""
+
+    @property
+    def text(self) -> str:
+        """Mean and half the interval, without a mark."""
+        if self.summary is None:
+            return "–"
+        if math.isnan(self.summary.mean):
+            return "undefined"
+        half = (self.summary.high - self.summary.low) / 2
+        return f"{self.summary.mean:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, or the reference, on one dataset."""
+
+    label: str
+    cells: dict[str, Cell]
+    seeds: int
+    note: str = ""
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows of one dataset."""
+
+    dataset: str
+    headings: dict[str, str]
+    """Heading of every metric, with an arrow where one direction is better."""
+    rows: list[Row]
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be said about single rows."""
+        return [f"{row.label}: {row.note}" for row in self.rows if row.note]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All runs of one method on one dataset: `metrics` by seed, and why others have none."""
+
+    method: str
+    metrics: dict[int, Mapping[str, float | None]]
+    failures: dict[int, str]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """The metric by seed; what is undefined is NaN."""
+        found = {s: m[metric] for s, m in self.metrics.items() if metric in m}
+        return {s: math.nan if v is None else v for s, v in found.items()}
+
+
+def higher_is_better(metric: str) -> bool | None:
+    """Direction in which a metric improves; None where that cannot be said.
+
+    Examples
+    --------
+    >>> higher_is_better("client_accuracy_min"), higher_is_better("client_accuracy_std")
+    (True, False)
+    """
+    if metric.endswith(_EVENNESS):
+        return True
+    if metric.endswith(_SPREAD) or "loss" in metric:
+        return False
+    return True if "accuracy" in metric else None
+
+
+def default_metrics(measured: Mapping[str, Any]) -> tuple[str, ...]:
+    """Columns for a run, by its kind of prediction and whether it has groups."""
+    if measured["task"]["kind"] == "regression":
+        return REGRESSION
+    return CLASSIFICATION + (GROUPS if len(measured["task"]["groups"]) > 1 else ())
+
+
+def section(
+    dataset: str, runs: Sequence[Measurements], metrics: Sequence[str], level: float = 0.95
+) -> Section:
+    """The table of one dataset.
+
+    Examples
+    --------
+    >>> a = Measurements("a", {0: {"accuracy": 0.9}, 1: {"accuracy": 0.8}}, {})
+    >>> section("toy", [a], ["accuracy"]).rows[0].cells["accuracy"].text
+    '0.850 ± 0.635'
+    """
+    known = {name for run in runs for found in run.metrics.values() for name in found}
+    for metric in metrics:
+        if known and metric not in known:
+            raise ConfigError(f"metric '{metric}' is unknown.{suggest(metric, known)}")
+    marks = {m: _marks(m, runs, level) for m in metrics}
+    rows = []
+    for run in runs:
+        cells = {}
+        for metric in metrics:
+            values = list(run.values(metric).values())
+            summary = over_seeds(values, level) if values else None
+            cells[metric] = Cell(summary, marks[metric].get(run.method, ""))
+        rows.append(Row(run.method, cells, len(run.metrics), _note(run)))
+    tail = next((m["tail"] for run in runs for m in run.metrics.values() if m.get("tail")), None)
+    headings = {m: _heading(m, tail) for m in metrics}
+    return Section(dataset, headings, [*rows, *_reference(runs, metrics, level)])
+
+
+def _heading(metric: str, tail: float | None) -> str:
+    text = HEADINGS.get(metric, metric).format(tail=f"{100 * (tail or 0.1):g}")
+    return text + {True: " ↑", False: " ↓", None: ""}[higher_is_better(metric)]
+
+
+def _note(run: Measurements) -> str:
+    notes = []
+    if run.failures:
+        reasons = "; ".join(dict.fromkeys(run.failures.values()))
+        total = len(run.failures) + len(run.metrics)
+        notes.append(f"{len(run.failures)} of {total} runs have no result: {reasons}")
+    if len(run.metrics) == 1:
+        notes.append("one seed, hence no interval")
+    return "; ".join(notes)
+
+
+def _reference(
+    runs: Sequence[Measurements], metrics: Sequence[str], level: float
+) -> list[Row]:
+    """What always predicting the most frequent class would give, where that is known."""
+    found: dict[int, float] = {}
+    for run in runs:
+        found |= {s: v for s, v in run.values("constant_accuracy").items() if s not in found}
+    if not found or "accuracy" not in metrics:
+        return []
+    seeds = len(found)
+    nothing = over_seeds([0.0] * seeds, level)
+    # a prediction that is the same for everybody is the same for every group
+    equal = ("demographic_parity_difference", "equalized_odds_difference")
+    cells = {m: Cell(nothing if m in equal else None) for m in metrics}
+    cells["accuracy"] = Cell(over_seeds(list(found.values()), level))
+    return [Row(REFERENCE, cells, seeds, reference=True)]
+
+
+def _marks(metric: str, runs: Sequence[Measurements], level: float) -> dict[str, Mark]:
+    """The best mean, and those that are not clearly different from it.
+
+    A method of which a run failed is never the best: its mean is over the seeds that went well.
+    """
+    higher = higher_is_better(metric)
+    whole = [run for run in runs if run.metrics and not run.failures and run.values(metric)]
+    means = {run.method: over_seeds(list(run.values(metric).values())).mean for run in whole}
+    means = {method: mean for method, mean in means.items() if not math.isnan(mean)}
+    if higher is None or len(means) < 2:
+        return {}
+    top = (max if higher else min)(means.values())
+    best = next(run for run in whole if means.get(run.method) == top)
+    marks: dict[str, Mark] = {}
+    for run in whole:
+        if means.get(run.method) == top:
+            marks[run.method] = "best"
+        elif run.method in means and _tied(run.values(metric), best.values(metric), level):
+            marks[run.method] = "tie"
+    return marks
+
+
+def _tied(a: Mapping[int, float], b: Mapping[int, float], level: float) -> bool:
+    """Whether the interval of the difference over the same seeds contains 0."""
+    summary = difference(a, b, level)
+    return summary is not None and summary.low <= 0 <= summary.high
+
+
+def difference(
+    a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95
+) -> SeedSummary | None:
+    """Summary of `a - b` over the seeds that both have; None without any.
+
+    Examples
+    --------
+    >>> round(difference({0: 0.9, 1: 0.8}, {0: 0.7, 1: 0.6, 2: 0.1}).mean, 6)
+    0.2
+    """
+    shared = [seed for seed in a if seed in b]
+    return over_seeds([a[s] - b[s] for s in shared], level) if shared else None
+
+
+def legend(seeds: int, best: str, tie: str = "≈", level: float = 0.95) -> str:
+    """What the table's figures and marks mean."""
+    percent = f"{100 * level:g} %"
+    arrows = "↑ higher is better, ↓ lower is better."
+    constant = (
+        "The constant predictor always gives the most frequent class: a reference, not a method."
+    )
+    if seeds < 2:
+        return (
+            f"One seed: values of a single run, without an interval. {best}: the best value of "
+            f"its column in this run, which says nothing about other seeds. {arrows} {constant}"
+        )
+    return (
+        f"Mean over {seeds} seeds ± half of its {percent} interval (Student's t). {best}: best mean "
+        f"of its column; {tie}: not clearly different from it (the {percent} interval of the "
+        "difference over the same seeds contains 0; not adjusted for the number of comparisons). "
+        f"{arrows} {constant}"
+    )
+
+
+def frame(sections: Sequence[Section]) -> pd.DataFrame:
+    """Rows (dataset, method), columns (metric, mean | low | high) and (runs, seeds | note)."""
+    rows: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
+    for part in sections:
+        for row in part.rows:
+            values: dict[tuple[str, str], Any] = {}
+            for metric, cell in row.cells.items():
+                for stat in ("mean", "low", "high"):
+                    values[metric, stat] = getattr(cell.summary, stat, math.nan)
+            values["runs", "seeds"], values["runs", "note"] = row.seeds, row.note
+            rows[part.dataset, row.label] = values
+    columns = dict.fromkeys(key for row in rows.values() for key in row if key[0] != "runs")
+    ordered = [*columns, ("runs", "seeds"), ("runs", "note")]
+    index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "method"])
+    data = [[row.get(key, math.nan) for key in ordered] for row in rows.values()]
+    return pd.DataFrame(data, index=index, columns=pd.MultiIndex.from_tuples(ordered))
+
+
+def _grid(part: Section, show: Callable[[Cell], str], label: Callable[[str], str]) -> list[list[str]]:
+    return [[label(row.label), *(show(cell) for cell in row.cells.values())] for row in part.rows]
+
+
+def markdown(part: Section) -> str:
+    """A Markdown table; the best value is bold."""
+
+    def show(cell: Cell) -> str:
+        return {"best": f"**{cell.text}**", "tie": f"{cell.text} ≈", "": cell.text}[cell.mark]
+
+    def clean(text: str) -> str:
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    lines = [["method", *part.headings.values()], ["---", *["---:"] * len(part.headings)]]
+    lines += _grid(part, show, clean)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "".join(f"\n- {clean(note)}" for note in part.notes)
+    return f"### {clean(part.dataset)}\n\n{table}\n" + (f"{notes}\n" if notes else "")
+
+
+def latex(part: Section) -> str:
+    """A LaTeX tabular (booktabs); the best value is bold."""
+
+    def show(cell: Cell) -> str:
+        text = cell.text.replace(" ± ", r" \pm ")
+        number = cell.summary is not None and text != "undefined"
+        inner = {"best": rf"\mathbf{{{text}}}", "tie": rf"{text}\approx", "": text}[cell.mark]
+        return f"${inner}$" if number else _tex(text)
+
+    lines = _grid(part, show, _tex)
+    reference = [i for i, row in enumerate(part.rows) if row.reference]
+    body = [f"{' & '.join(line)} \\\\" for line in lines]
+    for i in reference:
+        body.insert(i, r"\midrule")
+    head = " & ".join(["method", *(_tex(h) for h in part.headings.values())])
+    return "\n".join(
+        [
+            f"% {part.dataset}",
+            rf"\begin{{tabular}}{{l{'r' * len(part.headings)}}}",
+            r"\toprule", rf"{head} \\", r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
+            *(f"% {note}" for note in part.notes),
+        ]
+    )  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    special = {c: "\\" + c for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+    special |= {"^": r"\textasciicircum{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--"}
+    return "".join(special.get(c, c) for c in text)
+
+
+def console_table(part: Section) -> Table:
+    """A Rich table; the best value has a star and is bold where the terminal can."""
+    table = Table(title=part.dataset, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    for heading in part.headings.values():
+        table.add_column(heading, justify="right", overflow="fold")
+    signs = {"best": "*", "tie": "≈", "": " "}
+    for row in part.rows:
+        cells = [
+            f"[bold]{c.text}{signs[c.mark]}[/]" if c.mark == "best" else f"{c.text}{signs[c.mark]}"
+            for c in row.cells.values()
+        ]
+        table.add_row(row.label, *cells, style="dim" if row.reference else None)
+    return table

@@ -1,0 +1,282 @@
+"""What holds for every method, parametrised over the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evenfed.core import tree as trees
+from evenfed.core.errors import ConfigError
+from evenfed.core.local import LocalTraining
+from evenfed.data.dataset import FederatedDataset
+from evenfed.engines.federation import EngineOptions
+from evenfed.engines.participation import Participation
+from evenfed.methods.base import Method
+from evenfed.methods.registry import build, methods
+from evenfed.runs.config import method_table
+
+TINY = LocalTraining(lr=0.1, batch=8, epochs=2)
+FAULTY = Participation(fraction=0.8, dropout=0.2, straggler=0.5, late="partial")
+ACROSS_ENGINES = 1e-5
+
+every_method = pytest.mark.parametrize("name", methods())
+Baseline = Callable[[str, str], Any]
+
+
+@pytest.fixture(scope="module")
+def baseline(train_rounds: Callable[..., Any], binary: FederatedDataset) -> Baseline:
+    """Two rounds on the binary data by (method, engine), trained once for all tests."""
+    return functools.cache(lambda name, engine: train_rounds(tiny(name), binary, engine))
+
+
+def tiny(name: str, **options: Any) -> Method:
+    """The method with its own defaults, but for a short local training."""
+    cls = methods()[name]
+    if "local" in {f.name for f in dataclasses.fields(cls)}:
+        options.setdefault("local", TINY)
+    return cls(**options)
+
+
+def counts_and_losses(trained: Any) -> tuple[Tensor, Tensor]:
+    """Confusion counts and loss sums of the last evaluation, by client."""
+    last = max(round for round, _, _ in trained.uploads)
+    found = {
+        name: upload["counts"]
+        for (round, exchange, name), upload in trained.uploads.items()
+        if round == last and exchange.endswith("on test")
+    }
+    assert len(found) == len(trained.runner.data)
+    rows = [found[name] for name in sorted(found)]
+    return torch.stack([r.confusion for r in rows]), torch.stack([r.loss for r in rows])
+
+
+class Own(nn.Module):
+    """A user's module: parameters of its own, no built-in layer."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(3, 4) * 0.5)
+        self.second = nn.Parameter(torch.randn(4, outputs) * 0.5)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.first) @ self.second * self.temperature
+
+
+def focal(outputs: Tensor, y: Tensor) -> Tensor:
+    """A user's loss."""
+    log_p = outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return -((1 - log_p.exp()) ** 2) * log_p
+
+
+@every_method
+def test_engines_agree(name: str, baseline: Baseline, distance: Any) -> None:
+    a, b = baseline(name, "vectorized"), baseline(name, "sequential")
+    assert distance(a.server, b.server) < ACROSS_ENGINES
+    assert distance(a.everything, b.everything) < ACROSS_ENGINES
+    (counts, losses), (other_counts, other_losses) = counts_and_losses(a), counts_and_losses(b)
+    assert torch.equal(counts, other_counts)
+    assert distance(losses, other_losses) < ACROSS_ENGINES
+
+
+@every_method
+def test_training_lowers_the_loss(name: str, baseline: Baseline) -> None:
+    """Agreement of engines would be empty if nobody trained."""
+    trained = baseline(name, "vectorized")
+    _, after = counts_and_losses(trained)
+    method, data = trained.runner.method, trained.runner.data
+    first = method.task.init()
+    before = [method.task.mean_loss(first, client.test) for client in data]
+    # six test examples a client
+    assert float(after.sum()) / 6 < 0.9 * float(sum(before))
+
+
+@every_method
+def test_chunk_size_changes_no_bit(
+    name: str, binary: FederatedDataset, train_rounds: Callable[..., Any], baseline: Baseline
+) -> None:
+    expected = baseline(name, "vectorized").everything
+    for chunk in (1, 3):
+        options = EngineOptions("vectorized", workers=1, chunk=chunk)
+        assert torch.equal(train_rounds(tiny(name), binary, options).everything, expected)
+
+
+@every_method
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_order_of_the_clients_changes_no_bit(
+    name: str, engine: str, binary: FederatedDataset, train_rounds: Callable[..., Any]
+) -> None:
+    permuted = binary.permuted([4, 2, 6, 0, 5, 1, 3])
+    some = Participation(fraction=0.6)
+    a = train_rounds(tiny(name), binary, engine, participation=some)
+    b = train_rounds(tiny(name), permuted, engine, participation=some)
+    assert a.uploads.keys() == b.uploads.keys()
+    assert torch.equal(a.everything, b.everything)
+
+
+@every_method
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_workers_change_no_bit(
+    name: str,
+    engine: str,
+    binary: FederatedDataset,
+    train_rounds: Callable[..., Any],
+    baseline: Baseline,
+) -> None:
+    two = train_rounds(tiny(name), binary, EngineOptions(engine, workers=2))
+    assert torch.equal(two.everything, baseline(name, engine).everything)
+
+
+@every_method
+def test_threads_of_torch_change_no_bit(
+    name: str, binary: FederatedDataset, train_rounds: Callable[..., Any], baseline: Baseline
+) -> None:
+    torch.set_num_threads(2)
+    try:
+        threads = train_rounds(tiny(name), binary, "vectorized")
+        assert torch.get_num_threads() == 2, "the caller's setting must return"
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(threads.everything, baseline(name, "vectorized").everything)
+
+
+@every_method
+def test_padding_changes_no_upload(
+    name: str, make_dataset: Any, train_rounds: Callable[..., Any], distance: Any
+) -> None:
+    """Clients of 57 and 60 are padded to 60 or to 64, as clients of 64 are there or not."""
+    small = make_dataset(sizes=(57, 60, 20))
+    large = make_dataset(sizes=(57, 60, 20, 64, 23, 22))
+    a = train_rounds(tiny(name), small, rounds=1, evaluate=False)
+    b = train_rounds(tiny(name), large, rounds=1, evaluate=False)
+    # uploads of the first round depend on the client's own data alone: all start from one model
+    first = [key for key in a.uploads if key[0] == 0 and key[1].endswith("/1 on train")]
+    pairs = [(a.uploads[key], b.uploads[key]) for key in first]
+    if methods()[name].exchanges and "pool" not in {r.function for r in methods()[name].reveals}:
+        assert len(pairs) == 3
+    for left, right in pairs:
+        for p, q in zip(trees.leaves(left), trees.leaves(right), strict=True):
+            assert distance(p.double(), q.double()) < 1e-6
+
+
+@every_method
+def test_faults_and_partial_work_agree_on_both_engines(
+    name: str, binary: FederatedDataset, train_rounds: Callable[..., Any], distance: Any
+) -> None:
+    a = train_rounds(tiny(name), binary, "vectorized", participation=FAULTY, rounds=3)
+    b = train_rounds(tiny(name), binary, "sequential", participation=FAULTY, rounds=3)
+    assert a.uploads.keys() == b.uploads.keys()
+    assert distance(a.everything, b.everything) < ACROSS_ENGINES
+    dropped = [line.get("dropped") for line in a.runner.history]
+    assert dropped == [line.get("dropped") for line in b.runner.history]
+
+
+@every_method
+def test_uploads_are_those_declared(name: str, baseline: Baseline) -> None:
+    """Every part of every upload is in `reveals`, with its size, and nothing is declared in vain."""
+    trained = baseline(name, "vectorized")
+    model = sum(t.numel() for t in trained.runner.task.init().values())
+    declared = {(r.function, r.part): r.size for r in methods()[name].reveals}
+    seen = set()
+    for (_, exchange, _), upload in trained.uploads.items():
+        function = exchange.split("/")[0]
+        assert isinstance(upload, dict)
+        for part, value in upload.items():
+            assert (function, part) in declared, f"{function} sends {part}, which is not declared"
+            seen.add((function, part))
+            numbers = sum(t.numel() for t in trees.leaves(value))
+            size = declared[function, part]
+            # groups x labels (x predictions) and moments: at most 2 * 2 * 2 + 2 * 2 + 2 * 5
+            limit = {"model": model, "scalar": 1, "counts": 22}[size]
+            assert numbers <= limit, f"{function} sends {numbers} numbers as '{size}'"
+            if size == "model":
+                assert numbers == model
+    assert seen == {key for key, size in declared.items() if size != "rows"}
+
+
+@every_method
+def test_runs_on_many_classes(
+    name: str, multiclass: FederatedDataset, train_rounds: Callable[..., Any]
+) -> None:
+    trained = train_rounds(tiny(name), multiclass, rounds=3)
+    counts, _ = counts_and_losses(trained)
+    assert counts.shape[1:] == (2, 3, 3)
+    # six test examples a client
+    assert counts.sum((1, 2, 3)).tolist() == [6.0] * len(multiclass)
+    correct = torch.diagonal(counts.sum((0, 1))).sum() / counts.sum()
+    assert float(correct) > 0.45  # one class in three by chance
+
+
+@every_method
+def test_runs_on_regression_or_says_that_it_does_not(
+    name: str, regression: FederatedDataset, train_rounds: Callable[..., Any], distance: Any
+) -> None:
+    # squared errors are larger than log losses, so the rate is smaller
+    method = tiny(name, local=LocalTraining(lr=0.02, batch=8))
+    try:
+        a = train_rounds(method, regression, "vectorized")
+    except ConfigError as error:
+        assert "regression" in str(error)
+        return
+    b = train_rounds(method, regression, "sequential")
+    assert distance(a.everything, b.everything) < ACROSS_ENGINES
+
+
+@every_method
+def test_trains_a_users_own_module_with_its_own_loss(
+    name: str, multiclass: FederatedDataset, train_rounds: Callable[..., Any], distance: Any
+) -> None:
+    runs = [
+        train_rounds(tiny(name), multiclass, engine, model=lambda: Own(3), loss=focal)
+        for engine in ("vectorized", "sequential")
+    ]
+    assert distance(runs[0].everything, runs[1].everything) < ACROSS_ENGINES
+    plain = train_rounds(
+        tiny(name), multiclass, model=lambda: Own(3),
+        loss=lambda out, y: functional.cross_entropy(out, y, reduction="none"),
+    )  # fmt: skip
+    assert distance(runs[0].everything, plain.everything) > 1e-3, "the loss made no difference"
+
+
+@every_method
+def test_the_seed_decides_every_number(
+    name: str,
+    binary: FederatedDataset,
+    train_rounds: Callable[..., Any],
+    baseline: Baseline,
+    distance: Any,
+) -> None:
+    expected = baseline(name, "vectorized").everything
+    again, other = (train_rounds(tiny(name), binary, seed=seed).everything for seed in (0, 1))
+    assert torch.equal(again, expected)
+    assert distance(other, expected) > 1e-3
+
+
+@every_method
+def test_hyperparameters_survive_the_config(name: str) -> None:
+    method = tiny(name, **changed_options(methods()[name]))
+    table = method_table(method)
+    assert build(table.name, table.options) == method
+    assert method != tiny(name) or not changed_options(methods()[name])
+
+
+def changed_options(cls: type[Method]) -> dict[str, Any]:
+    """A value other than the default for every number, switch and nested local training."""
+    defaults = cls()
+    changed: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        if not f.init:
+            continue
+        value = getattr(defaults, f.name)
+        if isinstance(value, LocalTraining):
+            changed[f.name] = dataclasses.replace(value, lr=0.0625, steps=7, weight_decay=1e-3)
+        elif isinstance(value, float):
+            changed[f.name] = value / 2 + 0.25
+    return changed
