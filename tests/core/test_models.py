@@ -19,8 +19,8 @@ from evenfed.core.models import (
     mlp,
     parameter_count,
     resnet18,
-    without_batch_norm,
 )
+from evenfed.core.normalization import without_batch_norm
 
 CLIENTS, BATCH, CLASSES, TOKENS = 3, 4, 5, 11
 

@@ -36,11 +36,11 @@ def baseline(train_rounds: Callable[..., Any], binary: FederatedDataset) -> Base
     return functools.cache(lambda name, engine: train_rounds(tiny(name), binary, engine))
 
 
-def tiny(name: str, **options: Any) -> Method:
+def tiny(name: str, local: LocalTraining = TINY, **options: Any) -> Method:
     """The method with its own defaults, but for a short local training."""
     cls = methods()[name]
     if "local" in {f.name for f in dataclasses.fields(cls)}:
-        options.setdefault("local", TINY)
+        options["local"] = local
     return cls(**options)
 
 

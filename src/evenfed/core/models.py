@@ -1,4 +1,4 @@
-"""The built-in models, and the remedy for models with batch normalisation.
+"""The built-in models.
 
 All are plain modules of operations that `torch.func.vmap` can run for many clients at once
 over stacked parameters: no fused recurrent kernels, no buffers that change, no random layers.
@@ -13,7 +13,6 @@ References
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +21,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.normalization import group_norm
 
 Shape = tuple[int, ...]
 
@@ -186,7 +185,7 @@ def resnet18(shape: Shape, outputs: int, norm: str = "group", width: int = 64) -
     torch.Size([2, 10])
     """
     image_channels = _image("resnet18", shape)[0]
-    norms: dict[str, Callable[[int], nn.Module]] = {"group": _group_norm, "batch": nn.BatchNorm2d}
+    norms: dict[str, Callable[[int], nn.Module]] = {"group": group_norm, "batch": nn.BatchNorm2d}
     if norm not in norms:
         raise ConfigError(f"Model 'resnet18' has no norm '{norm}'.{suggest(norm, norms)}")
     stages = [_size("width", width) * scale for scale in (1, 1, 2, 4, 8)]
@@ -278,42 +277,6 @@ def default_name(shape: Shape, vocabulary: int) -> str:
     if vocabulary > 0:
         return "char_gru"
     return "cnn" if len(shape) == 3 and min(shape[1:]) >= 28 else "mlp"
-
-
-def without_batch_norm(module: nn.Module) -> nn.Module:
-    """Copy a module with a group normalisation in place of each batch normalisation.
-
-    Scale, shift and epsilon are kept; running averages are dropped. There are as many groups
-    as divide the channels, at most 32 and with at least 4 channels in each; in place of a
-    `BatchNorm1d` there is one group, because a few numbers of a table row alone have no
-    meaningful mean and variance.
-
-    Parameters
-    ----------
-    module : Module
-        Any model; it is left as it is.
-
-    Returns
-    -------
-    Module
-        The copy.
-
-    Examples
-    --------
-    >>> without_batch_norm(nn.BatchNorm2d(64)).num_groups
-    16
-    """
-    result = copy.deepcopy(module)
-    replaced: dict[_BatchNorm, nn.GroupNorm] = {}  # a layer used twice stays one layer
-    for path, layer in list(result.named_modules(remove_duplicate=False)):
-        if not isinstance(layer, _BatchNorm):
-            continue
-        if layer not in replaced:
-            replaced[layer] = _group_norm_like(layer)
-        if not path:
-            return replaced[layer]
-        result.set_submodule(path, replaced[layer])
-    return result
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -416,23 +379,6 @@ def _dense(sizes: Sequence[int]) -> list[nn.Module]:
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return layers[:-1]
-
-
-def _group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(_groups(channels), channels)
-
-
-def _groups(channels: int) -> int:
-    """Divide the channels into as many groups as possible, at most 32, each of at least 4."""
-    return max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels >= 4 * g))
-
-
-def _group_norm_like(layer: _BatchNorm) -> nn.GroupNorm:
-    channels = layer.num_features
-    groups = 1 if isinstance(layer, nn.BatchNorm1d) else _groups(channels)
-    norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
-    norm.weight, norm.bias = layer.weight, layer.bias
-    return norm.train(layer.training)
 
 
 def _image(name: str, shape: Shape) -> tuple[int, int, int]:

@@ -188,7 +188,7 @@ def check_module(module: nn.Module) -> None:
             raise ModelError(
                 f"{where} mixes the examples of a batch and keeps running statistics, which "
                 "clients do not share; replace it, e.g. by "
-                "evenfed.core.models.without_batch_norm(model), which puts GroupNorm there"
+                "evenfed.core.normalization.without_batch_norm(model), which puts GroupNorm there"
             )
         if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise ModelError(f"{where} keeps running statistics; set track_running_stats=False")

@@ -126,7 +126,9 @@ class RunConfig(CommonConfig):
 def asdict_options(method: Method) -> dict[str, Any]:
     """Hyperparameters of a method as nested plain values."""
     return {
-        f.name: asdict(value) if hasattr(value := getattr(method, f.name), "__dataclass_fields__") else value
+        f.name: asdict(value)
+        if hasattr(value := getattr(method, f.name), "__dataclass_fields__")
+        else value
         for f in fields(method)
         if f.init
     }

@@ -114,7 +114,9 @@ class Evaluation:
             columns |= {name: values[name] for name in _BY_CLIENT if name in values}
         return pd.DataFrame(columns, index=pd.Index(self.names, name="client"))
 
-    def intervals(self, *, seed: int = 0, level: float = 0.95, n: int = 1000) -> dict[str, Interval]:
+    def intervals(
+        self, *, seed: int = 0, level: float = 0.95, n: int = 1000
+    ) -> dict[str, Interval]:
         """Bootstrap intervals of the metrics that depend on counts alone."""
         if self.regression:
             return {}

@@ -87,9 +87,15 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """An existing run."""
-        if not (path / CONFIG).is_file():
+        folder = cls(path)
+        if not folder.exists:
             raise RunFolderError(f"'{path}' is not a run folder: it has no {CONFIG}")
-        return cls(path)
+        return folder
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run at all."""
+        return (self.path / CONFIG).is_file()
 
     @property
     def begun(self) -> bool:

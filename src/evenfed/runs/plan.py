@@ -112,7 +112,7 @@ def split_list(text: str) -> list[str]:
     >>> split_list("fedavg,qffl:q=2,lr=0.1,local")
     ['fedavg', 'qffl:q=2,lr=0.1', 'local']
     """
-    parts = [p for p in re.split(r''',(?=(?:[^"]*"[^"]*")*[^"]*$)''', text) if p.strip()]
+    parts = [p for p in re.split(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""", text) if p.strip()]
     result: list[str] = []
     for part in parts:
         if result and _OPTION.match(part):
@@ -132,7 +132,7 @@ def named(text: str) -> dict[str, Any]:
     """
     name, _, rest = text.strip().partition(":")
     table: dict[str, Any] = {"name": name.strip()}
-    for part in re.split(r''',(?=(?:[^"]*"[^"]*")*[^"]*$)''', rest) if rest else []:
+    for part in re.split(r""",(?=(?:[^"]*"[^"]*")*[^"]*$)""", rest) if rest else []:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ConfigError(

@@ -174,9 +174,7 @@ class Result:
             "task": self._task(),
             "metrics": _clean(self.summary().to_dict()),
             "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
-            "groups": {
-                str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()
-            },
+            "groups": {str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()},
             "cost": {
                 "seconds": float(history["seconds"].sum()),
                 "bytes_down": int(history["bytes_down"].sum()),
@@ -207,7 +205,9 @@ class Result:
         }
 
     def __repr__(self) -> str:
-        return f"Result({self.method.title} on {self.data.schema.name}, {self.config.rounds} rounds)"
+        return (
+            f"Result({self.method.title} on {self.data.schema.name}, {self.config.rounds} rounds)"
+        )
 
 
 def _clean(values: dict[Any, Any]) -> dict[str, float | None]:
@@ -224,4 +224,3 @@ def _dropped(history: list[dict[str, Any]]) -> dict[str, int]:
         for reason, count in line.get("dropped", {}).items():
             total[reason] = total.get(reason, 0) + count
     return total
-

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 from rich.console import Console
@@ -22,10 +22,22 @@ from evenfed.runs import table as tables
 from evenfed.runs.config import read
 from evenfed.runs.folder import CLIENTS, RunFolder, made, write_atomically
 from evenfed.runs.plan import PlannedRun, StudyConfig, method_entry, named, parse_study
-from evenfed.runs.runner import Model, Observer
+from evenfed.runs.runner import Model, Observer, Silent
 from evenfed.runs.train import as_participation, load_data, resume, run_config
 
 STUDY, RUNS, FAILURES = "study.toml", "runs", "failures.json"
+
+
+class StudyObserver(Observer, Protocol):
+    """Is told what happens in a study."""
+
+    def run_begins(self, name: str) -> None:
+        """The next run begins."""
+
+
+class _Silent(Silent):
+    def run_begins(self, name: str) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,6 @@ class Study:
     config: StudyConfig
     runs: list[StudyRun]
     folder: Path | None = None
-    _data: dict[str, FederatedDataset] = field(default_factory=dict, repr=False)
 
     @property
     def failed(self) -> list[StudyRun]:
@@ -98,7 +109,9 @@ class Study:
         """One table a dataset."""
         result = []
         for dataset in self.datasets:
-            some = next((r.measured for r in self.runs if r.dataset == dataset and r.measured), None)
+            some = next(
+                (r.measured for r in self.runs if r.dataset == dataset and r.measured), None
+            )
             chosen = metrics or (() if some is None else tables.default_metrics(some))
             result.append(tables.section(dataset, self.measurements(dataset), chosen))
         return result
@@ -134,8 +147,7 @@ class Study:
     def to_csv(self, metrics: Sequence[str] | None = None) -> str:
         """One row a dataset and method, with columns such as `accuracy_mean`."""
         frame = self.table(metrics)
-        frame.columns = ["seeds" if c == ("runs", "seeds") else "note" if c == ("runs", "note")
-                         else "_".join(c) for c in frame.columns]  # fmt: skip
+        frame.columns = pd.Index([k if m == "runs" else f"{m}_{k}" for m, k in frame.columns])
         return frame.reset_index().to_csv(index=False)
 
     def to_markdown(self, metrics: Sequence[str] | None = None) -> str:
@@ -165,7 +177,9 @@ class Study:
         for part in self.sections():
             for row in part.rows:
                 cells = {m: c.summary for m, c in row.cells.items() if c.summary is not None}
-                values = {m: {k: _finite(v) for k, v in asdict(s).items()} for m, s in cells.items()}
+                values = {
+                    m: {k: _finite(v) for k, v in asdict(s).items()} for m, s in cells.items()
+                }
                 rows.append(
                     {"dataset": part.dataset, "method": row.label, "seeds": row.seeds,
                      "reference": row.reference, "note": row.note, "metrics": values}
@@ -198,7 +212,7 @@ def study(
     evaluate_every: int = 5,
     tail: float = 0.1,
     out: Path | str | None = None,
-    observer: Observer | None = None,
+    observer: StudyObserver | None = None,
 ) -> Study:
     """Compare methods on datasets over seeds.
 
@@ -268,7 +282,7 @@ def _merge(entries: list[dict[str, Any]], more: Mapping[str, Mapping[str, Any]],
 def run_study(
     config: StudyConfig,
     out: Path | None = None,
-    observer: Observer | None = None,
+    observer: StudyObserver | None = None,
     *,
     counted: bool = False,
     data: Mapping[str, FederatedDataset] | None = None,
@@ -289,49 +303,60 @@ def run_study(
                 "the folder of a study needs datasets and model by name, so that it can be resumed"
             )
         out = _folder(config, out, counted)
+    told = observer or _Silent()
     runs: list[StudyRun] = []
-    kept: tuple[str, int, FederatedDataset] | None = None
+    reasons: dict[str, str] = {}
+    loaded = _Loaded()
     for plan in config.planned():
-        if observer is not None and hasattr(observer, "run_begins"):
-            observer.run_begins(plan.name)
+        told.run_begins(plan.name)
         try:
-            here = data.get(plan.dataset)
-            if here is None and out is None:
-                if kept is None or kept[:2] != (plan.dataset, plan.seed):
-                    loaded = load_data(plan.config.data, plan.seed)
-                    kept = (plan.dataset, plan.seed, loaded)
-                here = kept[2]
-            runs.append(_carried_out(plan, out, observer, here, model))
+            runs.append(_carried_out(plan, out, told, data.get(plan.dataset), model, loaded))
         except EvenfedError as error:
-            reason = " ".join(str(error).split())
+            reason = reasons[plan.name] = " ".join(str(error).split())
             runs.append(StudyRun(plan.method, plan.dataset, plan.seed, error=reason))
-            if observer is not None:
-                observer.say(f"failed: {reason}")
-        if out is not None:
-            _save_failures(out, runs)
+            told.say(f"failed: {reason}")
+    if out is not None:
+        write_atomically(out / FAILURES, json.dumps(reasons, indent=1).encode())
     return Study(config, runs, out)
+
+
+class _Loaded:
+    """The data that were loaded last: runs on the same data follow each other."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, int] | None = None
+        self._data: FederatedDataset | None = None
+
+    def get(self, plan: PlannedRun) -> FederatedDataset:
+        key = (plan.dataset, plan.seed)
+        if self._data is None or self._key != key:
+            self._data, self._key = load_data(plan.config.data, plan.seed), key
+        return self._data
 
 
 def _carried_out(
     plan: PlannedRun,
     out: Path | None,
-    observer: Observer | None,
-    data: FederatedDataset | None,
+    observer: StudyObserver,
+    own: FederatedDataset | None,
     model: Model | None,
+    loaded: _Loaded,
 ) -> StudyRun:
     """Read a finished run, resume an unfinished one, or begin."""
     label = (plan.method, plan.dataset, plan.seed)
     if out is None:
+        data = own or loaded.get(plan)
         result = run_config(plan.config, None, observer, data=data, model=model)
         return StudyRun(*label, result.measured(), result.clients)
-    path = out / RUNS / plan.name
-    folder = RunFolder(path)
+    folder = RunFolder(out / RUNS / plan.name)
     if not folder.finished:
         if folder.exists:
-            resume(path, observer)
+            resume(folder.path, observer)
         else:
-            run_config(plan.config, path, observer)
-    return StudyRun(*label, folder.result(), pd.read_parquet(path / CLIENTS), folder=path)
+            run_config(plan.config, folder.path, observer, data=loaded.get(plan))
+    return StudyRun(
+        *label, folder.result(), pd.read_parquet(folder.path / CLIENTS), "", folder.path
+    )
 
 
 def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
@@ -349,13 +374,7 @@ def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
     return out
 
 
-def _save_failures(out: Path, runs: Sequence[StudyRun]) -> None:
-    reasons = {run.folder_name: run.error for run in runs if run.error}
-    if reasons or (out / FAILURES).exists():
-        write_atomically(out / FAILURES, json.dumps(reasons, indent=1).encode())
-
-
-def resume_study(path: Path, observer: Observer | None = None) -> Study:
+def resume_study(path: Path, observer: StudyObserver | None = None) -> Study:
     """Go on with a study: finished runs are read, unfinished ones resumed."""
     return run_study(study_config(path), path, observer)
 
@@ -378,7 +397,7 @@ def open_study(path: Path) -> Study:
         folder = RunFolder(path / RUNS / plan.name)
         if folder.finished:
             clients = pd.read_parquet(folder.path / CLIENTS)
-            runs.append(StudyRun(*label, folder.result(), clients, folder=folder.path))
+            runs.append(StudyRun(*label, folder.result(), clients, "", folder.path))
         else:
             runs.append(StudyRun(*label, error=reasons.get(plan.name, "not finished")))
     return Study(config, runs, path)

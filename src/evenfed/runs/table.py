@@ -58,7 +58,7 @@ class Cell:
     def text(self) -> str:
         """Mean and half the interval, without a mark."""
         if self.summary is None:
-            return "–"
+            return "-"
         if math.isnan(self.summary.mean):
             return "undefined"
         half = (self.summary.high - self.summary.low) / 2
@@ -172,9 +172,7 @@ def _note(run: Measurements) -> str:
     return "; ".join(notes)
 
 
-def _reference(
-    runs: Sequence[Measurements], metrics: Sequence[str], level: float
-) -> list[Row]:
+def _reference(runs: Sequence[Measurements], metrics: Sequence[str], level: float) -> list[Row]:
     """What always predicting the most frequent class would give, where that is known."""
     found: dict[int, float] = {}
     for run in runs:
@@ -245,8 +243,8 @@ def legend(seeds: int, best: str, tie: str = "≈", level: float = 0.95) -> str:
             f"its column in this run, which says nothing about other seeds. {arrows} {constant}"
         )
     return (
-        f"Mean over {seeds} seeds ± half of its {percent} interval (Student's t). {best}: best mean "
-        f"of its column; {tie}: not clearly different from it (the {percent} interval of the "
+        f"Mean over {seeds} seeds ± half of its {percent} interval (Student's t). {best}: best "
+        f"mean of its column; {tie}: not clearly different from it (the {percent} interval of the "
         "difference over the same seeds contains 0; not adjusted for the number of comparisons). "
         f"{arrows} {constant}"
     )
@@ -270,7 +268,9 @@ def frame(sections: Sequence[Section]) -> pd.DataFrame:
     return pd.DataFrame(data, index=index, columns=pd.MultiIndex.from_tuples(ordered))
 
 
-def _grid(part: Section, show: Callable[[Cell], str], label: Callable[[str], str]) -> list[list[str]]:
+def _grid(
+    part: Section, show: Callable[[Cell], str], label: Callable[[str], str]
+) -> list[list[str]]:
     return [[label(row.label), *(show(cell) for cell in row.cells.values())] for row in part.rows]
 
 
@@ -316,14 +316,19 @@ def latex(part: Section) -> str:
 
 
 def _tex(text: str) -> str:
-    special = {c: "\\" + c for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-    special |= {"^": r"\textasciicircum{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--"}
+    special = {c: "\\" + c for c in "&%$#_{}"} | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+    }
+    special |= {"^": r"\textasciicircum{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
     return "".join(special.get(c, c) for c in text)
 
 
 def console_table(part: Section) -> Table:
     """A Rich table; the best value has a star and is bold where the terminal can."""
-    table = Table(title=part.dataset, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+    table = Table(
+        title=part.dataset, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
+    )
     table.add_column("method", overflow="fold")
     for heading in part.headings.values():
         table.add_column(heading, justify="right", overflow="fold")

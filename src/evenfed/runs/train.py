@@ -116,8 +116,8 @@ def run_config(
     counted : bool
         Whether a folder that exists gets a number instead of being refused.
     data, model
-        Used instead of those that the config names; the folder of such a run cannot be resumed,
-        so `out` is refused.
+        Used instead of building those that the config names. With a folder they must be just
+        those: `resume` builds them from the config.
 
     Examples
     --------
@@ -125,8 +125,6 @@ def run_config(
     >>> run_config(config)
     Result(FedAvg on synthetic, 1 rounds)
     """
-    if out is not None and (data is not None or model is not None):
-        raise ConfigError("a run folder needs data and model by name, so that it can be resumed")
     runner = _runner(config, observer, data, model)
     if out is None:
         return _finish(runner, config, None)
