@@ -58,7 +58,8 @@ def descend(
     Returns
     -------
     params, extras : trees
-        The last iterate, and the direction's extras stacked over the `S` steps.
+        The last iterate, and the direction's extras stacked over the `S` steps; they are zero
+        for steps that are padding.
         Gradients do not flow through a descent.
     """
     flat_params, params_spec = trees.flatten(params)
@@ -161,7 +162,8 @@ class _Descend(torch.autograd.Function):
         )
         lifted = replace(plan, levels=(level, *plan.levels))
         out = _Descend.apply(  # type: ignore[no-untyped-call]
-            lifted, front(lr, lr_dim, False), *moved
+        # a rate that carries an inner axis needs the outer one too, to stand before it
+            lifted, front(lr, lr_dim, lr.ndim > 0), *moved
         )
         return out, (0,) * len(out)
 
@@ -176,7 +178,7 @@ def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
     rate: float | Tensor = lr if lr.ndim else float(lr)
     in_place = plan.optimizer.plain and isinstance(rate, float)
     stepper = Stepper(plan.optimizer, params, lead)
-    extras: list[list[Tensor]] = []
+    extras: list[Sequence[Tensor]] = []
     lifted, found = plan.lifted()
     plan.extras[:] = [trees.flatten(())[1]]
     key = plan.key
@@ -188,16 +190,25 @@ def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
             run = traced(lifted, found, key, args, n) if key else Eager(lifted, found, n)
             if in_place:
                 before = [] if active is None else [p.clone() for p in params]
-                extras.append(run.step(params, [*batch, *context], rate))  # type: ignore[arg-type]
+                extra: Sequence[Tensor] = run.step(params, [*batch, *context], rate)  # type: ignore[arg-type]
                 if active is not None:
                     stepper.restore(active, before)
             else:
                 out = run(*params, *batch, *context)
                 stepper.step(out[:n], rate, active)
-                extras.append(list(out[n:]))
+                extra = out[n:]
+            if active is not None:
+                extra = [e.masked_fill(~stepper.wide(active, e), 0) for e in extra]
+            extras.append(extra)
             plan.extras[:] = run.found
-    stacked = [torch.stack(column, dim=lead) for column in zip(*extras, strict=True)]
+    stacked = [_over_steps(column, feed.drawn, lead) for column in zip(*extras, strict=True)]
     return [*params, *stacked]
+
+
+def _over_steps(column: Sequence[Tensor], steps: int, axis: int) -> Tensor:
+    """Stack over the steps along `axis`; steps at the end that nobody took are zero."""
+    column = [*column, *([torch.zeros_like(column[0])] * (steps - len(column)))]
+    return torch.stack(column, dim=axis)
 
 
 def _spread(active: Tensor | None, levels: Sequence[_Level]) -> Tensor | None:
@@ -214,7 +225,7 @@ class _Feed:
     """Cuts batches out of stacked data: one row copy a step, nothing for full batch."""
 
     def __init__(self, data: Sequence[Tensor], index: Tensor, mask: Tensor, lead: int) -> None:
-        self.steps = int(mask.shape[-2])
+        self.drawn = self.steps = int(mask.shape[-2])
         self.lead_shape = tuple(mask.shape[:lead])
         self.full = index.shape[-1] == 0
         rows = mask.any(-1).reshape(-1, self.steps)

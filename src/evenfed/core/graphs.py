@@ -6,6 +6,7 @@ nobody asked for, and allocates for every elementwise step. These passes remove 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,21 +15,6 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 
-_VIEWS: set[Any] = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-    aten.transpose.int,
-    aten.t.default,
-    aten.permute.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.detach.default,
-    aten.alias.default,
-}
 _RESHAPES: set[Any] = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
 _PRODUCTS: dict[Any, tuple[Any, Any]] = {
     aten.bmm.default: (aten.baddbmm.default, aten.baddbmm_.default),
@@ -63,6 +49,22 @@ def _value(node: Any) -> Tensor | None:
 def _shape(node: Any) -> list[int] | None:
     value = _value(node)
     return None if value is None else list(value.shape)
+
+
+def _shares_memory(target: Any, *, unwritten: bool = False) -> bool:
+    """Whether an operation returns memory of its first argument (`unwritten`: as it was)."""
+    if target in (operator.getitem, aten._unsafe_view.default):
+        return True
+    schema = getattr(target, "_schema", None)
+    marks = [r.alias_info for r in schema.returns if r.alias_info] if schema else []
+    return any(not (unwritten and mark.is_write) for mark in marks)
+
+
+def _owner(node: Any) -> Any:
+    """The node that made the memory which `node` shows."""
+    while isinstance(node, fx.Node) and node.op == "call_function" and _shares_memory(node.target):
+        node = node.args[0]
+    return node
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
@@ -120,7 +122,10 @@ def _add_in_product(graph: fx.Graph) -> None:
             one_use = isinstance(product, fx.Node) and len(product.users) == 1
             if not one_use or product.target not in _PRODUCTS:
                 continue
-            if _value(bias) is None or _shape(product) != _shape(node):
+            added, value = _value(bias), _value(product)
+            if added is None or value is None or added.dtype != value.dtype:
+                continue
+            if _shape(product) != _shape(node):
                 continue
             with graph.inserting_before(node):
                 new = graph.call_function(_PRODUCTS[product.target][0], (bias, *product.args[:2]))
@@ -138,9 +143,11 @@ def _reuse_memory(graph: fx.Graph) -> None:
             node.target in _IN_PLACE
             and isinstance(source, fx.Node)
             and source.op == "call_function"
-            and source.target not in _VIEWS
+            and not _shares_memory(source.target, unwritten=True)
             and len(source.users) == 1
-            and _value(source) is not None
+            and (old := _value(source)) is not None
+            and (new := _value(node)) is not None
+            and old.dtype == new.dtype
         ):
             node.target = _IN_PLACE[node.target]
 
@@ -162,6 +169,10 @@ def fused_step(graph: fx.GraphModule, n_params: int) -> Callable[..., Sequence[T
             nodes[node] = g.node_copy(node, lambda n: nodes[n])
     outputs = [nodes[n] for n in results]
     params = [nodes[n] for n in graph.graph.nodes if n.op == "placeholder"][:n_params]
+    # what shows a parameter's memory must be read before the parameter is written
+    outputs = [
+        g.call_function(aten.clone.default, (n,)) if _owner(n) in params else n for n in outputs
+    ]
     for param, gradient in zip(params, outputs[:n_params], strict=True):
         kernel = _product_kernel(gradient, params)
         if kernel is None:
@@ -184,10 +195,6 @@ def _product_kernel(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:
     """
     if gradient.op != "call_function" or gradient.target not in _PRODUCTS or gradient.users:
         return None
-    for factor in gradient.args[:2]:
-        node: Any = factor
-        while isinstance(node, fx.Node) and node.op == "call_function" and node.target in _VIEWS:
-            node = node.args[0]
-        if node in params:
-            return None
+    if any(_owner(factor) in params for factor in gradient.args[:2]):
+        return None
     return _PRODUCTS[gradient.target][1]

@@ -79,11 +79,11 @@ class Stepper:
     def restore(self, active: Tensor, before: Sequence[Tensor]) -> None:
         """Put back what `before` holds (parameters first) for clients that are not active."""
         for now, old in zip((*self.params, *self.first, *self.second), before, strict=False):
-            now.copy_(torch.where(self._wide(active, now), now, old))
+            now.copy_(torch.where(self.wide(active, now), now, old))
 
-    def _wide(self, value: Tensor, like: Tensor) -> Tensor:
+    def wide(self, value: Tensor, like: Tensor) -> Tensor:
         """Shape per-client values so that they broadcast against a leaf."""
-        return value.view(*value.shape, *([1] * (like.ndim - value.ndim)))
+        return value.view((*value.shape, *([1] * (like.ndim - value.ndim))))
 
     def _update(self, grads: list[Tensor], lr: float | Tensor) -> None:
         o = self.optimizer
@@ -94,7 +94,7 @@ class Stepper:
         move = self._adam(grads) if o.name == "adam" else self._sgd(grads)
         if isinstance(lr, Tensor) and lr.ndim:
             for p, m in zip(self.params, move, strict=True):
-                p.sub_(self._wide(lr, p) * m)
+                p.sub_(self.wide(lr, p) * m)
         else:
             torch._foreach_add_(self.params, move, alpha=-float(lr))
 
@@ -105,7 +105,7 @@ class Stepper:
         ]
         norm = torch.stack(squares).sum(0).sqrt()
         factor = (self.optimizer.clip / (norm + 1e-6)).clamp(max=1.0)
-        return [g * self._wide(factor, g) for g in grads]
+        return [g * self.wide(factor, g) for g in grads]
 
     def _sgd(self, grads: list[Tensor]) -> list[Tensor]:
         o = self.optimizer

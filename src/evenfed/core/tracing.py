@@ -34,8 +34,15 @@ class Eager:
         self.n_params = n_params
 
     def __call__(self, *args: Tensor) -> Sequence[Tensor]:
-        """All outputs: the gradient's leaves, then the extras."""
-        return self.function(*args)
+        """All outputs: the gradient's leaves, then the extras; none shares memory with a parameter.
+
+        A step writes the parameters in place, so an output that shows one must be a copy.
+        """
+        written = {p.untyped_storage().data_ptr() for p in args[: self.n_params]}
+        return [
+            out.clone() if out.untyped_storage().data_ptr() in written else out
+            for out in self.function(*args)
+        ]
 
     def step(self, params: list[Tensor], rest: list[Tensor], lr: float) -> list[Tensor]:
         """Take `params -= lr * gradient` in place; return the extras."""

@@ -30,6 +30,8 @@ class Fold:
         self.each = each
         self.total = 0.0
         self.sums: list[Tensor] = []
+        self.wide: list[Tensor] = []
+        """Room for one upload in the precision of the sums."""
         self.like: Tree = None
         self.rows: list[tuple[int, int, int, dict[str, Tree]]] = []
 
@@ -49,13 +51,14 @@ class Fold:
             self.sums = [
                 torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves
             ]
+            self.wide = [torch.empty_like(total) for total in self.sums]
         columns = [leaf.unbind(0) for leaf in leaves]
         for i, (seat, size) in enumerate(zip(chunk.seats, chunk.sizes, strict=True)):
             if not good[i]:
                 continue
             self.total += weights[i]
-            for total, column in zip(self.sums, columns, strict=True):
-                total.add_(column[i], alpha=weights[i])
+            for total, wide, column in zip(self.sums, self.wide, columns, strict=True):
+                total.add_(wide.copy_(column[i]), alpha=weights[i])
             self.rows.append(
                 (seat.position, seat.index, size, trees.row(kept, i) if kept else kept)
             )

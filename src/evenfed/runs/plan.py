@@ -45,11 +45,36 @@ class PlannedRun:
         return re.sub(r"[^\w.=-]+", "-", f"{self.method}-{self.dataset}-{self.seed}")
 
 
+class StudyData(DataConfig):
+    """A dataset of a study, with what every method does differently on it.
+
+    Parameters
+    ----------
+    method : dict
+        Options of every method on these data, e.g. the rate that was tuned for them.
+    rounds : int, optional
+        Rounds on these data, instead of the study's.
+    """
+
+    method: dict[str, Any] = Field(default_factory=dict)
+    rounds: int | None = Field(default=None, ge=1)
+
+    @property
+    def data(self) -> DataConfig:
+        """The data alone."""
+        return DataConfig(**self.model_dump(exclude={"method", "rounds"}))
+
+    def completed(self) -> StudyData:
+        """A copy with the source's options written out."""
+        own: dict[str, Any] = {"method": self.method, "rounds": self.rounds}
+        return StudyData(**self.data.completed().model_dump(), **own)
+
+
 class StudyConfig(CommonConfig):
     """A study: several runs that are compared."""
 
     methods: list[MethodConfig] = Field(min_length=1)
-    datasets: list[DataConfig] = Field(min_length=1)
+    datasets: list[StudyData] = Field(min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
 
     def completed(self) -> Self:
@@ -73,7 +98,15 @@ class StudyConfig(CommonConfig):
         shared = {name: getattr(self, name) for name in CommonConfig.model_fields}
         return [
             PlannedRun(
-                method_label, label, seed, RunConfig(**shared, method=method, data=data, seed=seed)
+                method_label,
+                label,
+                seed,
+                RunConfig(
+                    **{**shared, "rounds": data.rounds or self.rounds},
+                    method=MethodConfig(**method_entry({**method.model_dump(), **data.method})),
+                    data=data.data,
+                    seed=seed,
+                ),
             )
             for label, data in zip(self.dataset_labels(), self.datasets, strict=True)
             for seed in self.seeds
@@ -177,7 +210,7 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
         if isinstance(value, str):
             table[key] = value = split_list(value)
         if isinstance(value, Sequence):
-            read = method_entry if key == "methods" else _data_entry
+            read = method_entry if key == "methods" else data_entry
             table[key] = [read(entry) for entry in value]
     try:
         config = StudyConfig.model_validate(table)
@@ -187,13 +220,18 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
         raise ConfigError(f"{source}: seeds must differ and not be negative: {config.seeds}")
     config.built_participation()
     config.built_engine()
-    config.method_labels()
-    config.dataset_labels()
+    for plan in config.planned():
+        plan.config.built_method()
     return config
 
 
-def _data_entry(entry: Any) -> Any:
-    return named(entry) if isinstance(entry, str) else entry
+def data_entry(entry: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a dataset given as a word or a table; `method.x` is an option of all methods."""
+    table = named(entry) if isinstance(entry, str) else dict(entry)
+    result = {k: v for k, v in table.items() if not k.startswith("method.")}
+    for key in table.keys() - result.keys():
+        result["method"] = {**result.get("method", {}), key.removeprefix("method."): table[key]}
+    return result
 
 
 def with_study_settings(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -211,7 +249,7 @@ def with_study_settings(table: Mapping[str, Any], settings: Sequence[str]) -> di
     """
     result = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
     methods = [method_entry(m) for m in _entries(result.get("methods", []))]
-    datasets = [dict(_data_entry(d)) for d in _entries(result.get("datasets", []))]
+    datasets = [data_entry(d) for d in _entries(result.get("datasets", []))]
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
@@ -220,7 +258,7 @@ def with_study_settings(table: Mapping[str, Any], settings: Sequence[str]) -> di
         value = toml_value(text)
         if tail and (chosen := [d for d in datasets if head in ("data", d["name"])]):
             for data in chosen:
-                data[tail] = value
+                data.update(data_entry({**data, tail: value}))
         elif tail and head in SECTIONS:
             section = result.setdefault(head, {})
             if isinstance(section, str):

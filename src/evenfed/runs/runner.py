@@ -202,7 +202,7 @@ class Runner:
             federation.states.rollback()
             self._void += 1
             line["void"] = str(error)
-            if self._void >= _VOID_ROUNDS or self.settings.rounds == 1:
+            if self._void >= min(_VOID_ROUNDS, self.settings.rounds):
                 raise
         if federation.dropped:
             line["dropped"] = dict(Counter(d.reason for d in federation.dropped))

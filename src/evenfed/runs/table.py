@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
+from rich import box
 from rich.table import Table
 
 from evenfed.core.errors import ConfigError, suggest
@@ -98,6 +99,7 @@ class Measurements:
     method: str
     metrics: dict[int, Mapping[str, float | None]]
     failures: dict[int, str]
+    remarks: tuple[str, ...] = ()
 
     def values(self, metric: str) -> dict[int, float]:
         """The metric by seed; what is undefined is NaN."""
@@ -162,13 +164,11 @@ def _heading(metric: str, tail: float | None) -> str:
 
 
 def _note(run: Measurements) -> str:
-    notes = []
+    notes = list(run.remarks)
     if run.failures:
         reasons = "; ".join(dict.fromkeys(run.failures.values()))
         total = len(run.failures) + len(run.metrics)
-        notes.append(f"{len(run.failures)} of {total} runs have no result: {reasons}")
-    if len(run.metrics) == 1:
-        notes.append("one seed, hence no interval")
+        notes.insert(0, f"{len(run.failures)} of {total} runs have no result: {reasons}")
     return "; ".join(notes)
 
 
@@ -259,7 +259,9 @@ def frame(sections: Sequence[Section]) -> pd.DataFrame:
             for metric, cell in row.cells.items():
                 for stat in ("mean", "low", "high"):
                     values[metric, stat] = getattr(cell.summary, stat, math.nan)
-            values["runs", "seeds"], values["runs", "note"] = row.seeds, row.note
+            single = "one seed, hence no interval" if row.seeds == 1 else ""
+            note = "; ".join(part for part in (row.note, single) if part)
+            values["runs", "seeds"], values["runs", "note"] = row.seeds, note
             rows[part.dataset, row.label] = values
     columns = dict.fromkeys(key for row in rows.values() for key in row if key[0] != "runs")
     ordered = [*columns, ("runs", "seeds"), ("runs", "note")]
@@ -327,8 +329,9 @@ def _tex(text: str) -> str:
 def console_table(part: Section) -> Table:
     """A Rich table; the best value has a star and is bold where the terminal can."""
     table = Table(
-        title=part.dataset, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
-    )
+        title=part.dataset, title_justify="left", title_style="bold",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+    )  # fmt: skip
     table.add_column("method", overflow="fold")
     for heading in part.headings.values():
         table.add_column(heading, justify="right", overflow="fold")
