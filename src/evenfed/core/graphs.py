@@ -157,8 +157,7 @@ def fused_step(graph: fx.GraphModule, n_params: int) -> Callable[..., Sequence[T
 
     The graph's first inputs are the parameters, its first outputs their gradients.
     """
-    copy = fx.GraphModule(graph, fx.Graph())
-    g = copy.graph
+    g = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     minus_lr = g.placeholder("minus_lr")
     results: list[Any] = []
@@ -184,8 +183,8 @@ def fused_step(graph: fx.GraphModule, n_params: int) -> Callable[..., Sequence[T
         if not node.users and node.target not in _UPDATES:
             g.erase_node(node)
     g.lint()
-    copy.recompile()
-    return copy.forward
+    # made last: it takes over the constants that the nodes name
+    return fx.GraphModule(graph, g).forward
 
 
 def _product_kernel(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:

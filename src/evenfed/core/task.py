@@ -131,12 +131,30 @@ class Task:
 
         `x` and `y` hold a few examples.
         """
+        check_module(self.template)
+        self._check_pure(x)
+        outputs = self.outputs(self.init(), x)
+        self._check_outputs(outputs, len(x))
+        try:
+            losses = self.losses(outputs, y)
+        except Exception as error:
+            raise ModelError(
+                f"the loss fails on outputs {tuple(outputs.shape)} and labels {tuple(y.shape)} of "
+                f"{y.dtype}: {error}"
+            ) from error
+        if losses.shape != (len(x),):
+            raise ModelError(
+                f"the loss returns shape {tuple(losses.shape)}; it must return one loss an "
+                f"example, ({len(x)},): with a PyTorch loss pass reduction='none'"
+            )
+
+    def _check_pure(self, x: Tensor) -> None:
+        """Refuse a module that does not return one tensor, the same one for the same input."""
         module = self.template
-        check_module(module)
         before = {name: b.clone() for name, b in module.named_buffers()}
         try:
             with torch.no_grad():
-                outputs = module(x)
+                outputs, again = module(x), module(x)
         except Exception as error:
             raise ModelError(
                 f"the model fails on a batch of shape {tuple(x.shape)}: {error}"
@@ -147,13 +165,15 @@ class Task:
                     f"the model changes its buffer '{name}' in a forward pass; a federated "
                     "client function is pure: replace the layer by one without running state"
                 )
-        outputs = self.outputs(self.init(), x)
-        self._check_outputs(outputs, len(x))
-        losses = self.losses(outputs, y)
-        if losses.shape != (len(x),):
+        if not isinstance(outputs, Tensor):
             raise ModelError(
-                f"the loss returns shape {tuple(losses.shape)}; it must return one loss an "
-                f"example, ({len(x)},): with a PyTorch loss pass reduction='none'"
+                f"the model returns a {type(outputs).__name__}; it must return one tensor, the "
+                "outputs: wrap it in a module that picks them"
+            )
+        if not torch.equal(outputs, again):
+            raise ModelError(
+                "the model gives two different outputs for one batch: it draws random numbers, "
+                "which no seed of the run controls; take dropout or noise out of it"
             )
 
     def _check_outputs(self, outputs: Tensor, n: int) -> None:

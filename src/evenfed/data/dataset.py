@@ -164,6 +164,16 @@ class FederatedDataset:
         """Stable integer that seeds the client's randomness; the index where clients are lazy."""
         return index if self._clients is None else stable_key(self._clients[index].name)
 
+    def order(self) -> NDArray[np.int64] | None:
+        """Indices `(K,)` in the order in which exchanges take clients: by name; None where lazy.
+
+        A dataset whose clients come in another order gives the same results.
+        """
+        if self._clients is None:
+            return None
+        names = [client.name for client in self._clients]
+        return np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+
     def sizes(self, split: Split = "train") -> NDArray[np.int64] | None:
         """Examples a client in a split `(K,)`; None where clients are lazy."""
         if self._clients is None:

@@ -43,6 +43,9 @@ class Population(Protocol):
     def key(self, index: int) -> int:
         """Stable integer that seeds the client's randomness."""
 
+    def order(self) -> NDArray[np.int64] | None:
+        """Indices in the order in which exchanges take clients; None: as they are."""
+
     def sizes(self, split: Any = "train") -> NDArray[np.int64] | None:
         """Examples a client, where they are known without reading the data."""
 

@@ -90,18 +90,12 @@ class Federation:
         self.dropped: list[Dropped] = []
         self.notes: dict[str, Any] = {}
         self._calls: Counter[str] = Counter()
-        self._order = self._canonical_order()
+        self._order = self.population.order()
         self._rank: NDArray[np.int64] | None = None
         self._cohort: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.population)
-
-    def _canonical_order(self) -> NDArray[np.int64] | None:
-        """Indices sorted by key, so that no result depends on the order of the dataset."""
-        if self.population.sizes() is None:
-            return None
-        return np.argsort([self.population.key(i) for i in range(len(self))], kind="stable")
 
     @property
     def everyone(self) -> NDArray[np.int64]:
@@ -357,6 +351,9 @@ class _FewRows:
 
     def key(self, index: int) -> int:
         return index
+
+    def order(self) -> None:
+        return None
 
     def sizes(self, split: Any = "train") -> None:
         return None

@@ -12,13 +12,14 @@ from evenfed.engines.exchange import Population
 
 
 class Pool:
-    """A population of one client with the examples of all, in the order of their keys."""
+    """A population of one client with the examples of all, in the order of exchanges."""
 
     name = "pool"
 
     def __init__(self, population: Population) -> None:
         self.population = population
-        self._order = np.argsort([population.key(i) for i in range(len(population))], kind="stable")
+        order = population.order()
+        self._order = np.arange(len(population)) if order is None else order
         self._splits: dict[str, Examples] = {}
 
     def __len__(self) -> int:
@@ -31,6 +32,10 @@ class Pool:
     def key(self, index: int) -> int:
         """Its key."""
         return 0
+
+    def order(self) -> None:
+        """One client has no order."""
+        return
 
     def split(self, name: Any) -> Examples:
         """Everybody's examples of a split."""

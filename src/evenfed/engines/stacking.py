@@ -32,7 +32,7 @@ def capacities(sizes: NDArray[np.int64]) -> dict[int, int]:
     found: dict[int, int] = {}
     group: list[int] = []
     for size in np.unique(sizes).tolist():
-        if group and size > max(group[0], 1) * _WASTE:
+        if group and size > group[0] * _WASTE:
             found.update(dict.fromkeys(group, group[-1]))
             group = []
         group.append(size)

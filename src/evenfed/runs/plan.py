@@ -207,6 +207,8 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
         table["model"] = {"name": table["model"]}
     for key in ("methods", "datasets"):
         value = table.get(key)
+        if not value:
+            raise ConfigError(f"{source}: a study needs {key}; give at least one")
         if isinstance(value, str):
             table[key] = value = split_list(value)
         if isinstance(value, Sequence):

@@ -167,8 +167,10 @@ def run_study(
             reason = reasons[plan.name] = " ".join(str(error).split())
             runs.append(StudyRun(plan.method, plan.dataset, plan.seed, error=reason))
             told.say(f"failed: {reason}")
-    if out is not None:
+    if out is not None and reasons:
         write_atomically(out / FAILURES, json.dumps(reasons, indent=1).encode())
+    elif out is not None:
+        (out / FAILURES).unlink(missing_ok=True)
     return Study(config, runs, out)
 
 

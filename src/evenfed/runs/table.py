@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.metrics.bootstrap import SeedSummary, over_seeds
@@ -38,6 +39,8 @@ HEADINGS = {
     "accuracy_group_min": "worst group accuracy",
     "loss_group_max": "largest group loss",
 }
+_CELL = 16
+"""Width of a value with its interval, mark and padding."""
 REFERENCE = "constant predictor (reference)"
 _SPREAD = (
     "std", "variance", "gap", "difference", "to_overall", "coefficient_of_variation", "angle",
@@ -326,20 +329,56 @@ def _tex(text: str) -> str:
     return "".join(special.get(c, c) for c in text)
 
 
-def console_table(part: Section) -> Table:
-    """A Rich table; the best value has a star and is bold where the terminal can."""
-    table = Table(
-        title=part.dataset, title_justify="left", title_style="bold",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    table.add_column("method", overflow="fold")
-    for heading in part.headings.values():
-        table.add_column(heading, justify="right", overflow="fold")
+def console_tables(part: Section, width: int) -> list[Table]:
+    """Rich tables that fit a width; the best value has a star and is bold where that shows."""
+    names = list(part.headings)
+    labels = 4 + max(min(len(row.label), 22) for row in part.rows)
+    size = max(1, (width - labels) // _CELL)
     signs = {"best": "*", "tie": "≈", "": " "}
-    for row in part.rows:
-        cells = [
-            f"[bold]{c.text}{signs[c.mark]}[/]" if c.mark == "best" else f"{c.text}{signs[c.mark]}"
-            for c in row.cells.values()
-        ]
-        table.add_row(row.label, *cells, style="dim" if row.reference else None)
-    return table
+    result = []
+    for begin in range(0, max(len(names), 1), size):
+        shown = names[begin : begin + size]
+        table = Table(
+            title=part.dataset, title_justify="left", title_style="bold",
+            box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        )  # fmt: skip
+        table.add_column("method", max_width=22)
+        for name in shown:
+            table.add_column(part.headings[name], justify="right", max_width=_CELL)
+        for row in part.rows:
+            cells = [row.cells[name] for name in shown]
+            texts = [
+                Text(cell.text + signs[cell.mark], "bold" if cell.mark == "best" else "")
+                for cell in cells
+            ]
+            table.add_row(Text(row.label), *texts, style="dim" if row.reference else None)
+        result.append(table)
+    return result
+
+
+def run_text(measured: Mapping[str, Any]) -> str:
+    """The metrics of one run as lines.
+
+    Examples
+    --------
+    >>> task = {"kind": "regression", "title": "FedAvg", "clients": 2}
+    >>> metrics = dict.fromkeys(REGRESSION, 0.5) | {"tail": 0.1}
+    >>> run = {"task": task, "dataset": "toy", "seed": 0, "rounds": 1, "metrics": metrics}
+    >>> print(run_text(run | {"intervals": {}}).splitlines()[1].split())
+    ['loss', '↓', '0.500']
+    """
+    task, metrics = measured["task"], measured["metrics"]
+    head = (
+        f"{task['title']} on {measured['dataset']}: {task['clients']} clients, "
+        f"{measured['rounds']} rounds, seed {measured['seed']}; on test data"
+    )
+    lines = [head]
+    for name in default_metrics(measured):
+        value = metrics.get(name)
+        low, high = measured["intervals"].get(name, (None, None))
+        span = "" if low is None or high is None else f"  95 % interval {low:.3f} to {high:.3f}"
+        shown = "undefined" if value is None else f"{value:.3f}"
+        lines.append(f"  {_heading(name, metrics.get('tail')):<28} {shown}{span}")
+    if (constant := metrics.get("constant_accuracy")) is not None:
+        lines.append(f"  {'constant predictor':<28} {constant:.3f}  accuracy, for reference")
+    return "\n".join(lines)

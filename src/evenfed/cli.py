@@ -1,0 +1,368 @@
+"""The command line: parses, calls, prints.
+
+What is heavy is imported inside the commands, so that `evenfed --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from evenfed import __version__
+from evenfed.core.errors import ConfigError, EvenfedError
+
+if TYPE_CHECKING:
+    import click
+
+    from evenfed.runs.comparison import Study
+    from evenfed.runs.result import Result
+
+
+class _Group(TyperGroup):
+    """Turns errors that are raised on purpose into one line and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EvenfedError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; options win over them.")
+]
+Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients.")]
+Partition = Annotated[
+    str | None, typer.Option(help="How examples are dealt, e.g. iid, dirichlet:label:0.5.")
+]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of training.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorized or sequential.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Model = Annotated[str | None, typer.Option(help="Built-in model; auto fits the data.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")]
+Out = Annotated[Path | None, typer.Option(help="Folder; by default a new one below runs/.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a study.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"evenfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Version.")
+    ] = False,
+) -> None:
+    """Fair federated learning: to every silo, to every group.
+
+    Example: evenfed demo
+    """
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="`evenfed methods` lists them.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="`evenfed datasets` lists them.")] = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data and training.")] = None,
+    engine: Engine = None,
+    device: Device = None,
+    model: Model = None,
+    settings: Set = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method on one dataset with one seed.
+
+    --set takes options of the method (mu=0.1, lr=0.05, local.epochs=2), and data.x, model.x,
+    participation.x, engine.x and keys of the file by name.
+
+    Example: evenfed run --method fedprox --dataset loans --rounds 20 --set mu=0.1
+    """
+    from evenfed.runs.config import parse, read, with_settings
+    from evenfed.runs.train import run_config
+
+    table = {} if config is None else read(config)
+    given = {
+        "method.name": method, "data.name": dataset, "data.clients": clients,
+        "data.partition": partition, "rounds": rounds, "seed": seed, "engine.engine": engine,
+        "engine.device": device, "model.name": model,
+    }  # fmt: skip
+    flags = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    parsed = parse(
+        with_settings(table, [*flags, *(settings or [])]), str(config) if config else "settings"
+    )
+    path = out or Path("runs", f"{parsed.data.name}-{parsed.method.name}-{parsed.seed}")
+    with _observed(parsed.rounds, 1, quiet, out) as observer:
+        result = run_config(parsed, path, observer, counted=out is None)
+    _print_run(result, as_json, quiet)
+
+
+@app.command()
+def study(
+    config: ConfigFile = None,
+    methods: Annotated[
+        str | None, typer.Option(help="e.g. fedavg,qffl:q=2 - options after a colon.")
+    ] = None,
+    datasets: Annotated[str | None, typer.Option(help="e.g. loans,digits:clients=10.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="e.g. 0,1,2.")] = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    rounds: Rounds = None,
+    engine: Engine = None,
+    device: Device = None,
+    model: Model = None,
+    settings: Set = None,
+    out: Out = None,
+    format: Annotated[str, typer.Option(help="console, csv, markdown or latex.")] = "console",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods on datasets over seeds. With the --out of a broken study, go on with it.
+
+    --set takes options of all methods (lr=0.05), of one method (qffl.q=2), of one dataset
+    (digits.clients=10, digits.rounds=60, digits.method.lr=0.5), and data.x, model.x,
+    participation.x, engine.x and keys of the file by name. A run that fails is a row that says
+    why, and the exit code is 1.
+
+    Example: evenfed study --methods fedavg,qffl:q=2,local --datasets loans --seeds 0,1,2
+    """
+    from evenfed.runs.config import read
+    from evenfed.runs.plan import parse_study, with_study_settings
+    from evenfed.runs.study import run_study
+
+    _check_format(format)
+    table = {} if config is None else read(config)
+    if methods is not None:
+        table["methods"] = methods
+    if datasets is not None:
+        table["datasets"] = datasets
+    given = {
+        "data.clients": clients, "data.partition": partition, "rounds": rounds,
+        "engine.engine": engine, "engine.device": device, "model.name": model,
+        "seeds": None if seeds is None else _integers(seeds),
+    }  # fmt: skip
+    flags = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    parsed = parse_study(
+        with_study_settings(table, [*flags, *(settings or [])]), str(config) if config else "study"
+    )
+    path = out or Path("runs", "study-" + "-".join(dict.fromkeys(d.name for d in parsed.datasets)))
+    plans = parsed.planned()
+    with _observed(max(p.config.rounds for p in plans), len(plans), quiet, out) as observer:
+        result = run_study(parsed, path, observer, counted=out is None)
+    _print_study(result, format, as_json, quiet)
+
+
+@app.command()
+def resume(folder: Folder, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Go on with an interrupted run or study, to the bits of an unbroken one.
+
+    Example: evenfed resume runs/loans-fedavg-0
+    """
+    from evenfed.runs.config import parse, read
+    from evenfed.runs.folder import CONFIG, RunFolder
+    from evenfed.runs.study import STUDY, resume_study, study_config
+    from evenfed.runs.train import resume as resume_run
+
+    if (folder / STUDY).is_file():
+        plans = study_config(folder).planned()
+        with _observed(max(p.config.rounds for p in plans), len(plans), quiet, folder) as observer:
+            result = resume_study(folder, observer)
+        _print_study(result, "console", as_json, quiet)
+        return
+    RunFolder.open(folder)
+    rounds = parse(read(folder / CONFIG), str(folder / CONFIG)).rounds
+    with _observed(rounds, 1, quiet, folder) as observer:
+        done = resume_run(folder, observer)
+    _print_run(done, as_json, quiet)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="All of one method.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, or show one: paper, hyperparameters, exchanges, what is revealed.
+
+    Example: evenfed methods scaffold
+    """
+    from evenfed.runs.catalogue import method_card, method_cards
+
+    if name is not None:
+        _print(method_card(name), as_json, _card)
+        return
+    _print({"methods": method_cards()}, as_json, lambda found: _listed(found["methods"], "paper"))
+
+
+@app.command()
+def datasets(
+    name: Annotated[str | None, typer.Argument(help="All of one dataset.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the datasets, or show one: clients, sensitive columns, files, notes, options.
+
+    Example: evenfed datasets loans
+    """
+    from evenfed.runs.catalogue import dataset_card, dataset_cards
+
+    if name is not None:
+        _print(dataset_card(name), as_json, _card)
+        return
+    _print(
+        {"datasets": dataset_cards()}, as_json, lambda found: _listed(found["datasets"], "files")
+    )
+
+
+@app.command()
+def demo(out: Out = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Compare five methods on data that need no download; takes less than a minute.
+
+    Example: evenfed demo --out runs/demo
+    """
+    from evenfed.runs.demo import demo_config, findings, run_demo
+
+    plans = demo_config().planned()
+    with _observed(max(p.config.rounds for p in plans), len(plans), quiet, out) as observer:
+        result = run_demo(out or Path("runs", "demo"), observer, counted=out is None)
+    _print_study(result, "console", as_json, quiet, findings(result))
+
+
+@app.command()
+def report(folder: Folder) -> None:
+    """(Re)build the page of a run or a study, and print its path.
+
+    Example: evenfed report runs/loans-fedavg-0
+    """
+    from evenfed.report.page import write_page
+
+    typer.echo(write_page(folder))
+
+
+@contextmanager
+def _observed(rounds: int, runs: int, quiet: bool, folder: Path | None) -> Iterator[Any]:
+    """Progress on stderr; an interruption says how to go on."""
+    from evenfed.runs.progress import ProgressObserver
+
+    try:
+        with ProgressObserver(rounds, runs, quiet=quiet) as observer:
+            yield observer
+    except KeyboardInterrupt as error:
+        where = folder or "DIR` with the newest folder below `runs"
+        typer.echo(f"interrupted; go on with `evenfed resume {where}`", err=True)
+        raise typer.Exit(130) from error
+
+
+def _check_format(format: str) -> None:
+    if format not in ("console", "csv", "markdown", "latex"):
+        raise ConfigError(f"--format is '{format}'; it may be console, csv, markdown or latex")
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--seeds takes whole numbers with commas, not '{text}'") from error
+
+
+def _json(value: Any) -> None:
+    typer.echo(json.dumps(value, allow_nan=False, indent=1))
+
+
+def _print(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    _json(value) if as_json else show(value)
+
+
+def _print_run(result: Result, as_json: bool, quiet: bool) -> None:
+    from evenfed.report.page import write_page
+    from evenfed.runs.table import run_text
+
+    assert result.folder is not None
+    page = write_page(result.folder)
+    if as_json:
+        _json({**result.measured(), "folder": str(result.folder)})
+        return
+    typer.echo(run_text(result.measured()))
+    if not quiet:
+        typer.echo(f"\nfolder {result.folder}\npage   {page}")
+
+
+def _print_study(
+    result: Study, format: str, as_json: bool, quiet: bool, sentences: list[str] | None = None
+) -> None:
+    from rich.console import Console
+
+    from evenfed.report.page import write_page
+
+    assert result.folder is not None
+    page = write_page(result.folder)
+    texts = {"csv": result.to_csv, "markdown": result.to_markdown, "latex": result.to_latex}
+    if as_json:
+        more = {} if sentences is None else {"findings": sentences}
+        _json({**result.measured(), **more})
+    elif format in texts:
+        typer.echo(texts[format](), nl=False)
+    else:
+        result.console(to=Console(highlight=False, width=None if sys.stdout.isatty() else 180))
+        for sentence in sentences or []:
+            typer.echo(f"\n{sentence}")
+        if not quiet:
+            typer.echo(f"\nfolder {result.folder}\npage   {page}")
+    if result.failed:
+        typer.echo(f"{len(result.failed)} of {len(result.runs)} runs have no result", err=True)
+        raise typer.Exit(1)
+
+
+def _listed(cards: list[dict[str, Any]], beside: str) -> None:
+    width = max(len(card["name"]) for card in cards)
+    for card in cards:
+        typer.echo(f"{card['name']:<{width}}  {card['title']}  ({card[beside]})")
+
+
+def _card(card: dict[str, Any]) -> None:
+    for key, value in card.items():
+        if isinstance(value, dict):
+            typer.echo(f"{key}:")
+            for name, inner in value.items():
+                typer.echo(f"  {name} = {json.dumps(inner)}")
+        elif isinstance(value, list):
+            typer.echo(f"{key}:{'' if value else ' none'}")
+            for inner in value:
+                typer.echo(f"  - {inner if isinstance(inner, str) else _revealed(inner)}")
+        else:
+            typer.echo(f"{key}: {value}")
+
+
+def _revealed(reveal: dict[str, Any]) -> str:
+    hidden = "a sum over clients suffices" if reveal["summed"] else "of each client"
+    return f"{reveal['meaning']} ({reveal['size']}, {hidden})"
+
+
+def main() -> None:
+    """Entry point of `evenfed`."""
+    app(prog_name="evenfed")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenfed.core.examples import Examples
+from evenfed.engines.stacking import (
+    capacities,
+    finite_rows,
+    grid_capacity,
+    grow,
+    stack_examples,
+)
+
+
+def part(n: int, start: float = 0.0) -> Examples:
+    x = start + torch.arange(2.0 * n).view(n, 2)
+    return Examples.of(x, torch.arange(n), torch.zeros(n, dtype=torch.int64))
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=40))
+def test_capacities_hold_every_size_with_little_padding(sizes: list[int]) -> None:
+    found = capacities(np.array(sizes))
+    assert set(found) == set(sizes)
+    for size, capacity in found.items():
+        assert capacity in found, "a capacity is the size of some client"
+        assert size <= capacity <= 1.15 * size
+
+
+def test_clients_without_examples_are_not_padded() -> None:
+    """There is no row that could be repeated."""
+    assert capacities(np.array([0, 1, 2])) == {0: 0, 1: 1, 2: 2}
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.randoms())
+def test_capacities_do_not_depend_on_the_order(sizes: list[int], random: object) -> None:
+    shuffled = list(sizes)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert capacities(np.array(sizes)) == capacities(np.array(shuffled))
+
+
+@given(st.integers(0, 10**7))
+def test_grid_capacity_wastes_at_most_an_eighth(size: int) -> None:
+    assert size <= grid_capacity(size) <= size * 1.125
+    assert grid_capacity(grid_capacity(size)) == grid_capacity(size)
+
+
+def test_stacked_examples_are_the_padded_parts() -> None:
+    parts = [part(3), part(2, 100.0), part(3, 200.0)]
+    stacked = stack_examples(parts, 3)
+    assert stacked.x.shape == (3, 3, 2)
+    assert stacked.mask.tolist() == [[True] * 3, [True, True, False], [True] * 3]
+    for i, p in enumerate(parts):
+        assert torch.equal(stacked.x[i, : len(p)], p.x)
+        assert torch.equal(stacked.y[i, : len(p)], p.y)
+
+
+def test_neighbours_in_memory_are_stacked_without_a_copy() -> None:
+    table = torch.randn(12, 2)
+    pieces = [Examples.of(table[i : i + 3], torch.zeros(3)) for i in (0, 4, 8)]
+    stacked = stack_examples(pieces, 3)
+    assert stacked.x.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+    assert torch.equal(stacked.x, torch.stack([p.x for p in pieces]))
+
+
+def test_rows_that_overlap_or_run_backwards_are_copied_right() -> None:
+    table = torch.randn(12, 2)
+    for offsets in ((0, 2, 4), (8, 4, 0), (0, 4, 6), (5, 5, 5)):
+        pieces = [Examples.of(table[i : i + 3], torch.zeros(3)) for i in offsets]
+        assert torch.equal(stack_examples(pieces, 3).x, torch.stack([p.x for p in pieces]))
+
+
+def test_columns_of_a_table_are_stacked_right() -> None:
+    table = torch.randn(6, 4)
+    pieces = [Examples.of(table[i : i + 3, ::2], torch.zeros(3)) for i in (0, 3)]
+    assert torch.equal(stack_examples(pieces, 3).x, torch.stack([p.x for p in pieces]))
+
+
+def test_grow_pads_with_zeros_at_the_end() -> None:
+    grown = grow({"a": torch.ones(2, 1)}, {"a": torch.empty(3, 2)})
+    assert grown["a"].tolist() == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+
+
+def test_finite_rows_finds_every_kind_of_bad_number() -> None:
+    values = torch.ones(5, 3)
+    values[1, 0], values[2, 2] = float("nan"), float("inf")
+    values[3, 0], values[3, 1] = float("inf"), float("-inf")
+    tree = {"a": values, "count": torch.ones(5, dtype=torch.int64), "none": torch.zeros(5, 0)}
+    assert finite_rows(tree, 5).tolist() == [True, False, False, False, True]
+
+
+def test_large_finite_numbers_are_finite() -> None:
+    largest = torch.finfo(torch.float32).max
+    assert finite_rows({"a": torch.full((2, 1000), largest)}, 2).tolist() == [True, True]
+
+
+def test_scalars_are_rows_too() -> None:
+    assert finite_rows(torch.tensor([1.0, float("nan")]), 2).tolist() == [True, False]
