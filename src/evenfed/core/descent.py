@@ -33,7 +33,7 @@ works too, without a trace.
 
 
 def descend(
-    direction: Direction,
+    direction: Direction | tuple[Direction, ...],
     params: Tree,
     data: Examples,
     batches: Batches,
@@ -46,8 +46,9 @@ def descend(
 
     Parameters
     ----------
-    direction : callable
-        See `Direction`.
+    direction : callable, or tuple of callables
+        See `Direction`. Those of a tuple take turns, step by step, and share one structure of
+        extras.
     params : tree
         Where to start; any tree of tensors.
     data : Examples
@@ -64,9 +65,8 @@ def descend(
     """
     flat_params, params_spec = trees.flatten(params)
     flat_context, context_spec = trees.flatten(context)
-    plan = _Plan(
-        direction, optimizer, params_spec, context_spec, len(flat_params), len(flat_context)
-    )
+    turns = direction if isinstance(direction, tuple) else (direction,)
+    plan = _Plan(turns, optimizer, params_spec, context_spec, len(flat_params), len(flat_context))
     rate = lr if isinstance(lr, Tensor) else torch.tensor(float(lr), dtype=torch.float64)
     out = _Descend.apply(  # type: ignore[no-untyped-call]
         plan, rate, *flat_params, data.x, data.y, data.group, data.mask,
@@ -88,7 +88,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Plan:
-    direction: Direction
+    turns: tuple[Direction, ...]
     optimizer: Optimizer
     params_spec: Any
     context_spec: Any
@@ -98,17 +98,16 @@ class _Plan:
     extras: list[Any] = field(default_factory=list)
     """The structure of the extras, known once the direction has run."""
 
-    @property
-    def key(self) -> Any:
+    def key(self, direction: Direction) -> Any:
         """What a trace may be kept under; None for a function made inside another one.
 
         Such a function is a new object at every call: no trace of it would ever be found again.
         """
-        if "<locals>" in getattr(self.direction, "__qualname__", ""):
+        if "<locals>" in getattr(direction, "__qualname__", ""):
             return None
-        return (self.direction, str(self.params_spec), str(self.context_spec), self.levels)
+        return (direction, str(self.params_spec), str(self.context_spec), self.levels)
 
-    def lifted(self) -> tuple[Callable[..., list[Tensor]], list[Any]]:
+    def lifted(self, direction: Direction) -> tuple[Callable[..., list[Tensor]], list[Any]]:
         """The direction on flat stacked tensors, vmapped once for every level.
 
         The list beside it receives the structure of the extras when the function runs.
@@ -119,7 +118,7 @@ class _Plan:
             params = trees.unflatten(args[: self.n_params], self.params_spec)
             batch = Examples(*args[self.n_params : self.n_params + 4])
             context = trees.unflatten(args[self.n_params + 4 :], self.context_spec)
-            gradient, extras = self.direction(params, batch, context)
+            gradient, extras = direction(params, batch, context)
             extra_leaves, spec = trees.flatten(extras)
             found[:] = [spec]
             return [*trees.flatten(gradient)[0], *extra_leaves]
@@ -162,8 +161,10 @@ class _Descend(torch.autograd.Function):
         )
         lifted = replace(plan, levels=(level, *plan.levels))
         out = _Descend.apply(  # type: ignore[no-untyped-call]
-        # a rate that carries an inner axis needs the outer one too, to stand before it
-            lifted, front(lr, lr_dim, lr.ndim > 0), *moved
+            # a rate that carries an inner axis needs the outer one too, to stand before it
+            lifted,
+            front(lr, lr_dim, lr.ndim > 0),
+            *moved,
         )
         return out, (0,) * len(out)
 
@@ -179,14 +180,14 @@ def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
     in_place = plan.optimizer.plain and isinstance(rate, float)
     stepper = Stepper(plan.optimizer, params, lead)
     extras: list[Sequence[Tensor]] = []
-    lifted, found = plan.lifted()
+    turns = [(*plan.lifted(direction), plan.key(direction)) for direction in plan.turns]
     plan.extras[:] = [trees.flatten(())[1]]
-    key = plan.key
     with torch.no_grad():
         for s in range(feed.steps):
             batch = feed.batch(s)
             active = _spread(feed.active(s), plan.levels)
             args = [*params, *batch, *context]
+            lifted, found, key = turns[s % len(turns)]
             run = traced(lifted, found, key, args, n) if key else Eager(lifted, found, n)
             if in_place:
                 before = [] if active is None else [p.clone() for p in params]

@@ -198,9 +198,10 @@ class Federation:
 
         Parameters
         ----------
-        weights : "size", "uniform", Tensor `(len(cohort),)`, or callable
+        weights : "size", "uniform", Tensor `(len(cohort),)`, callable, `Tilted`, or a dict of those
             A callable gets the stacked uploads and sizes `(c,)` of a chunk and returns `(c,)`.
             Weights need not sum to one; clients that drop out take their weight with them.
+            A dict gives each named part of the upload its own weights.
         keep : sequence of str
             Parts of the upload (a dict) to hand back stacked: small ones, such as losses.
         each : callable

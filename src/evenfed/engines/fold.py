@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +18,29 @@ from evenfed.core.errors import ConfigError, EvenfedError
 from evenfed.core.tree import Tree
 from evenfed.engines.exchange import Chunk, Dropped, Mean
 
-Weights = Literal["size", "uniform"] | Tensor | Callable[[Tree, Tensor], Tensor]
+WeightFunction = Callable[[Tree, Tensor], Tensor]
+"""`(stacked uploads, sizes (c,)) -> (c,)`."""
+
+
+@dataclass(frozen=True)
+class Tilted:
+    """Weights `base * exp(exponent)`, folded without overflow and without knowing the largest.
+
+    Parameters
+    ----------
+    exponent : callable
+        `(stacked uploads, sizes (c,)) -> (c,)`, e.g. losses divided by a temperature.
+    base : {"size", "uniform"}
+        What the weights are where all exponents are equal.
+    """
+
+    exponent: WeightFunction
+    base: Literal["size", "uniform"] = "size"
+
+
+Weighting = Literal["size", "uniform"] | Tensor | WeightFunction | Tilted
+Weights = Weighting | Mapping[str, Weighting]
+"""One weighting for the whole upload, or one for each of its parts by name."""
 
 
 class Fold:
@@ -25,71 +49,112 @@ class Fold:
     def __init__(
         self, weights: Weights, keep: tuple[str, ...], each: Callable[[Tree], Tree] | None
     ) -> None:
-        self.weights = weights
         self.keep = keep
         self.each = each
-        self.total = 0.0
-        self.sums: list[Tensor] = []
-        self.wide: list[Tensor] = []
-        """Room for one upload in the precision of the sums."""
-        self.like: Tree = None
+        self.by_part = isinstance(weights, Mapping)
+        self.sums = {
+            name: _Sum(weighting)
+            for name, weighting in (
+                weights.items() if isinstance(weights, Mapping) else [("", weights)]
+            )
+        }
         self.rows: list[tuple[int, int, int, dict[str, Tree]]] = []
 
     def add(self, chunk: Chunk, good: NDArray[np.bool_]) -> None:
         """Add the usable uploads of a chunk, in its order."""
         uploads = chunk.uploads if self.each is None else vmap(self.each)(chunk.uploads)
-        weights = self._weights(chunk, uploads)
-        kept: dict[str, Tree] = {}
-        if self.keep:
-            if not isinstance(uploads, Mapping):
-                raise ConfigError("keep= names parts of an upload, so the upload must be a dict")
-            kept = {name: uploads[name] for name in self.keep}
-            uploads = {k: v for k, v in uploads.items() if k not in self.keep}
-        leaves, _ = trees.flatten(uploads)
-        if not self.rows:
-            self.like = trees.map(lambda t: t[0], uploads)
-            self.sums = [
-                torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves
-            ]
-            self.wide = [torch.empty_like(total) for total in self.sums]
-        columns = [leaf.unbind(0) for leaf in leaves]
-        for i, (seat, size) in enumerate(zip(chunk.seats, chunk.sizes, strict=True)):
-            if not good[i]:
-                continue
-            self.total += weights[i]
-            for total, wide, column in zip(self.sums, self.wide, columns, strict=True):
-                total.add_(wide.copy_(column[i]), alpha=weights[i])
-            self.rows.append(
-                (seat.position, seat.index, size, trees.row(kept, i) if kept else kept)
-            )
-
-    def _weights(self, chunk: Chunk, uploads: Tree) -> list[float]:
-        w = self.weights
-        if isinstance(w, str):
-            return [1.0] * len(chunk.seats) if w == "uniform" else [float(n) for n in chunk.sizes]
-        if isinstance(w, Tensor):
-            return [float(w[seat.position]) for seat in chunk.seats]
-        values = w(uploads, torch.tensor(chunk.sizes, dtype=torch.float64))
-        return [float(v) for v in values.to(torch.float64)]
+        if (self.keep or self.by_part) and not isinstance(uploads, Mapping):
+            raise ConfigError("parts of an upload are named, so the upload must be a dict")
+        kept = {name: uploads[name] for name in self.keep}
+        folded = {k: v for k, v in uploads.items() if k not in self.keep} if kept else uploads
+        rows = [i for i in range(len(chunk.seats)) if good[i]]
+        for name, total in self.sums.items():
+            total.add(chunk, uploads, folded[name] if self.by_part else folded, rows)
+        for i in rows:
+            seat = chunk.seats[i]
+            row = trees.row(kept, i) if kept else kept
+            self.rows.append((seat.position, seat.index, chunk.sizes[i], row))
 
     def mean(self, name: str, dropped: tuple[Dropped, ...]) -> Mean:
         """The mean of what was added, in the uploads' precision."""
-        if not self.total > 0 or not np.isfinite(self.total):
-            raise EvenfedError(
-                f"the weights of the mean over '{name}' sum to {self.total}; "
-                "they must have a positive, finite sum"
-            )
         rows = sorted(self.rows, key=lambda row: row[0])
-        leaves, structure = trees.flatten(self.like)
-        values = [
-            (total / self.total).to(like.dtype if like.is_floating_point() else torch.float64)
-            for total, like in zip(self.sums, leaves, strict=True)
-        ]
+        values = {part: total.mean(name) for part, total in self.sums.items()}
+        first = next(iter(self.sums.values()))
         return Mean(
-            trees.unflatten(values, structure),
+            values if self.by_part else values[""],
             {k: trees.stack([row[3][k] for row in rows]) for k in self.keep},
             np.array([row[1] for row in rows], dtype=np.int64),
             torch.tensor([row[2] for row in rows], dtype=torch.float64),
-            self.total,
+            first.weight,
             dropped,
         )
+
+
+class _Sum:
+    """The weighted sum of one part of the uploads, in float64."""
+
+    def __init__(self, weighting: Weighting) -> None:
+        self.weighting = weighting
+        self.weight = 0.0
+        self.peak = -math.inf
+        """Largest exponent so far; sums are relative to its exponential."""
+        self.totals: list[Tensor] = []
+        self.wide: list[Tensor] = []
+        """Room for one upload in the precision of the sums."""
+        self.like: Tree = None
+
+    def add(self, chunk: Chunk, uploads: Tree, part: Tree, rows: list[int]) -> None:
+        weights, exponents = self._weights(chunk, uploads)
+        leaves, _ = trees.flatten(part)
+        if self.like is None:
+            self.like = trees.map(lambda t: t[0], part)
+            self.totals = [
+                torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves
+            ]
+            self.wide = [torch.empty_like(total) for total in self.totals]
+        columns = [leaf.unbind(0) for leaf in leaves]
+        for i in rows:
+            weight = weights[i]
+            if exponents is not None:
+                weight *= self._tilt(exponents[i])
+            self.weight += weight
+            for total, wide, column in zip(self.totals, self.wide, columns, strict=True):
+                total.add_(wide.copy_(column[i]), alpha=weight)
+
+    def _tilt(self, exponent: float) -> float:
+        """Factor of a new upload; a new largest exponent shrinks what was added before."""
+        if exponent > self.peak:
+            shrink = math.exp(self.peak - exponent)
+            self.weight *= shrink
+            for total in self.totals:
+                total.mul_(shrink)
+            self.peak = exponent
+        return math.exp(exponent - self.peak)
+
+    def _weights(self, chunk: Chunk, uploads: Tree) -> tuple[list[float], list[float] | None]:
+        w: Any = self.weighting
+        base = w.base if isinstance(w, Tilted) else w
+        sizes = torch.tensor(chunk.sizes, dtype=torch.float64)
+        if isinstance(base, str):
+            ones = [1.0] * len(chunk.seats)
+            plain = ones if base == "uniform" else sizes.tolist()
+        elif isinstance(base, Tensor):
+            plain = [float(base[seat.position]) for seat in chunk.seats]
+        else:
+            plain = base(uploads, sizes).to(torch.float64).tolist()
+        if isinstance(w, Tilted):
+            return plain, w.exponent(uploads, sizes).to(torch.float64).tolist()
+        return plain, None
+
+    def mean(self, name: str) -> Tree:
+        if not self.weight > 0 or not math.isfinite(self.weight):
+            raise EvenfedError(
+                f"the weights of the mean over '{name}' sum to {self.weight}; "
+                "they must have a positive, finite sum"
+            )
+        leaves, structure = trees.flatten(self.like)
+        values = [
+            (total / self.weight).to(like.dtype if like.is_floating_point() else torch.float64)
+            for total, like in zip(self.totals, leaves, strict=True)
+        ]
+        return trees.unflatten(values, structure)

@@ -68,7 +68,8 @@ class Participation:
 
     def required(self, cohort: int) -> int:
         """Clients that must answer."""
-        return max(1, math.ceil(self.quorum * cohort))
+        # 0.55 * 100 is a little more than 55 in floating point
+        return max(1, math.ceil(round(self.quorum * cohort, 9)))
 
     def sample(
         self, clients: int, sizes: NDArray[np.int64] | None, seed: int, round: int

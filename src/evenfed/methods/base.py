@@ -102,6 +102,14 @@ class Method:
         """What remains to be done after the last round."""
         return server
 
+    def advice(self, federation: Federation) -> list[str]:
+        """Warnings about this choice of hyperparameters on these clients, before training."""
+        return []
+
+    def adapted(self, deployed: Tree, data: Examples) -> Tree:
+        """The state of a client that took no part in training, from its labelled examples."""
+        return self.client_state(torch.Generator().manual_seed(0), len(data))
+
     def client_state(self, generator: torch.Generator, size: int) -> Tree:
         """What a client of `size` examples holds before its first exchange."""
         return ()

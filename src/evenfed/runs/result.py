@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from evenfed.core.counts import Counts
 from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.examples import Examples
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import FederatedDataset, Split
@@ -121,6 +125,17 @@ class Result:
         module.load_state_dict(weights, strict=False)
         return module.eval()
 
+    def adapt(self, data: Examples) -> Adapted:
+        """The model as a client would use it that took no part in training.
+
+        Parameters
+        ----------
+        data : Examples
+            Labelled examples of the new client; they stay with it.
+        """
+        deployed = self.method.deployed(self.server)
+        return Adapted(self.method, deployed, self.method.adapted(deployed, data))
+
     def _index(self, client: str | int | None) -> int | None:
         if client is None or isinstance(client, int):
             return client
@@ -208,6 +223,28 @@ class Result:
         return (
             f"Result({self.method.title} on {self.data.schema.name}, {self.config.rounds} rounds)"
         )
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A trained method at a new client."""
+
+    method: Method
+    deployed: Tree
+    state: Tree
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs of the client's model for features `(n, ...)`."""
+        with torch.no_grad():
+            return self.method.outputs(self.deployed, self.state, x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predicted labels `(n,)`."""
+        return self.method.task.predictions(self.outputs(x))
+
+    def counts(self, data: Examples) -> Counts:
+        """Counts and loss sums on the client's examples."""
+        return self.method.task.count(self.outputs(data.x), data)
 
 
 def _clean(values: dict[Any, Any]) -> dict[str, float | None]:

@@ -172,6 +172,8 @@ class Runner:
 
     def run(self) -> None:
         """Carry out the remaining rounds."""
+        for sentence in self.method.advice(self.federation):
+            self.observer.say(f"warning: {sentence}")
         with single_threaded_kernels():
             for t in range(self.next_round, self.settings.rounds):
                 line = self._round(t)
