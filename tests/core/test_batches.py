@@ -69,9 +69,7 @@ def test_shortened_keeps_the_first_steps_and_at_least_one(
 
 
 def test_generator_alone_decides() -> None:
-    assert torch.equal(
-        drawn(9, 5, batch=4, epochs=2).index, drawn(9, 5, batch=4, epochs=2).index
-    )
+    assert torch.equal(drawn(9, 5, batch=4, epochs=2).index, drawn(9, 5, batch=4, epochs=2).index)
     assert not torch.equal(
         drawn(9, 5, batch=4, epochs=2).index, drawn(9, 6, batch=4, epochs=2).index
     )

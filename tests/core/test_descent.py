@@ -205,11 +205,11 @@ def test_stacked_clients_descend_as_autograd_does(problem: str, form: Any) -> No
 def test_traced_equals_untraced(problem: str) -> None:
     make, loss = PROBLEMS[problem]
     starts = trees.stack([make(i) for i in range(CLIENTS)])
-    a, b = (
-        vmap(lambda p, d, s, f=form(loss): run(f, p, d, s)[0])(starts, STACKED, STACKED_DRAWN)
-        for form in (Gradient, untraced)
-    )
-    close(a, b, 1e-6)
+
+    def descended(direction: Any) -> Any:
+        return vmap(lambda p, d, b: run(direction, p, d, b)[0])(starts, STACKED, STACKED_DRAWN)
+
+    close(descended(Gradient(loss)), descended(untraced(loss)), 1e-6)
 
 
 @pytest.mark.parametrize("problem", ["mlp", "deep linear", "bilinear"])
@@ -292,9 +292,7 @@ def test_padding_rows_and_padding_steps_change_nothing(optimizer: Optimizer) -> 
     index[: drawn.steps], mask[: drawn.steps] = drawn.index, drawn.mask
     data = trees.stack([small.padded(ROWS), DATA[1]])
     batches = trees.stack([Batches(index, mask), larger])
-    together, _ = vmap(lambda d, b: run(direction, START, d, b, optimizer=optimizer))(
-        data, batches
-    )
+    together, _ = vmap(lambda d, b: run(direction, START, d, b, optimizer=optimizer))(data, batches)
     close(trees.row(together, 0), alone)
     other, _ = run(direction, mlp_params(), DATA[1], larger, optimizer=optimizer)
     close(trees.row(together, 1), other)
@@ -361,9 +359,7 @@ def test_extras_of_steps_not_taken_are_zero(stacked: bool) -> None:
     short = [drawn.shortened(0.5) for drawn in DRAWN]
     short[1] = DRAWN[1].shortened(0.2)
     if stacked:
-        _, extras = vmap(lambda d, b: run(Recording(), START, d, b))(
-            STACKED, trees.stack(short)
-        )
+        _, extras = vmap(lambda d, b: run(Recording(), START, d, b))(STACKED, trees.stack(short))
         losses = extras["loss"][1]
     else:
         losses = run(Recording(), mlp_params(), DATA[1], short[1])[1]["loss"]
@@ -402,6 +398,27 @@ def test_a_gradient_that_is_a_parameter_is_read_before_it_is_written(
         new, _ = run(direction, start, DATA[0], drawn, optimizer=optimizer)
     # a - 0.1 b and b - 0.1 a
     close(new, {"a": torch.tensor([0.7, 1.5]), "b": torch.tensor([2.9, 4.8])})
+
+
+def pull_to(value: float) -> Any:
+    def direction(p: Tensor, batch: Examples, context: Any) -> tuple[Tensor, Any]:
+        return p - value, {"towards": p * 0 + value}
+
+    return direction
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_directions_of_a_tuple_take_turns(stacked: bool) -> None:
+    turns = (pull_to(10.0), pull_to(-10.0))
+    drawn = one_drawn(0, batch=0, epochs=3)
+    if stacked:
+        new, extras = vmap(lambda d: run(turns, torch.zeros(()), d, drawn))(STACKED)
+        new, extras = new[2], trees.row(extras, 2)
+    else:
+        new, extras = run(turns, torch.zeros(()), DATA[0], drawn)
+    # 0 -> 1 -> 1 - 0.1 * 11 = -0.1 -> -0.1 + 0.1 * 10.1 = 0.91
+    assert new.item() == pytest.approx(0.91, rel=1e-5)
+    assert extras["towards"].tolist() == [10.0, -10.0, 10.0]
 
 
 def test_the_start_is_not_changed() -> None:

@@ -149,7 +149,9 @@ def test_frozen_parameters_stay_fixed() -> None:
     drawn = draw_batches(torch.Generator(), 6, batch=2, epochs=3)
     start = task.init()
     new = local.run(task, start, data, drawn, lr=local.rate(0, 1))
-    stacked = vmap(lambda x: local.run(task, start, Examples(x, *rest), drawn, lr=torch.tensor(1.0)))
+    stacked = vmap(
+        lambda x: local.run(task, start, Examples(x, *rest), drawn, lr=torch.tensor(1.0))
+    )
     rest = (data.y, data.group, data.mask)
     many = stacked(torch.stack([data.x, data.x]))
     assert not torch.equal(new["2.weight"], start["2.weight"])

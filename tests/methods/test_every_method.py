@@ -180,7 +180,7 @@ def test_faults_and_partial_work_agree_on_both_engines(
 
 @every_method
 def test_uploads_are_those_declared(name: str, baseline: Baseline) -> None:
-    """Every part of every upload is in `reveals`, with its size, and nothing is declared in vain."""
+    """Every part of an upload is in `reveals`, with its size; nothing is declared in vain."""
     trained = baseline(name, "vectorized")
     model = sum(t.numel() for t in trained.runner.task.init().values())
     declared = {(r.function, r.part): r.size for r in methods()[name].reveals}
@@ -220,10 +220,13 @@ def test_runs_on_regression_or_says_that_it_does_not(
 ) -> None:
     # squared errors are larger than log losses, so the rate is smaller
     method = tiny(name, local=LocalTraining(lr=0.02, batch=8))
+    refused = ""
     try:
         a = train_rounds(method, regression, "vectorized")
     except ConfigError as error:
-        assert "regression" in str(error)
+        refused = str(error)
+    if refused:
+        assert "regression" in refused
         return
     b = train_rounds(method, regression, "sequential")
     assert distance(a.everything, b.everything) < ACROSS_ENGINES

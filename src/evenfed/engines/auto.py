@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -35,6 +36,8 @@ class AutoEngine:
         self.say = say
         self.chosen: VectorizedEngine | SequentialEngine | None = None
         self.reason = ""
+        self._one_by_one: set[str] = set()
+        """Client functions that vmap could not take."""
 
     @property
     def name(self) -> str:
@@ -47,8 +50,22 @@ class AutoEngine:
         """Probe if nothing is chosen yet, then hand over."""
         if self.chosen is None and work.draws is not None and seats:
             self._choose(work, population, seats, states)
-        engine = self.chosen or self.vectorized
-        return engine.run(work, population, seats, states)
+        if self.chosen is self.sequential or work.name in self._one_by_one:
+            return self.sequential.run(work, population, seats, states)
+        return self._together(work, population, seats, states)
+
+    def _together(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> Iterator[Chunk]:
+        """Vectorised, or one by one where vmap cannot take this client function."""
+        chunks = self.vectorized.run(work, population, seats, states)
+        try:
+            first = list(itertools.islice(chunks, 1))
+        except ClientError as error:
+            self._one_by_one.add(work.name)
+            self.say(f"'{work.name}' runs one client at a time: {_why(error)}")
+            chunks, first = self.sequential.run(work, population, seats, states), []
+        yield from itertools.chain(first, chunks)
 
     def _choose(
         self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
@@ -69,8 +86,7 @@ class AutoEngine:
             seconds(self.vectorized, count)
             together = seconds(self.vectorized, count)
         except ClientError as error:
-            reason = str(error.__cause__ or error).strip().split("\n")[0]
-            self._settle(self.sequential, f"vmap cannot take this model: {reason}")
+            self._settle(self.sequential, _why(error))
             return
         engine = self.vectorized if together < _CLEARLY * alone else self.sequential
         self._settle(
@@ -89,3 +105,8 @@ class AutoEngine:
         self.chosen = engine
         self.reason = reason
         self.say(f"engine: {engine.name} ({reason})")
+
+
+def _why(error: ClientError) -> str:
+    reason = str(error.__cause__ or error).strip().split("\n")[0]
+    return f"vmap cannot take this model: {reason}"

@@ -27,14 +27,13 @@ from evenfed.engines.exchange import (
     Work,
     bytes_of,
 )
-from evenfed.engines.fold import Fold, Weights
+from evenfed.engines.fold import Fold, Weights, check_weights
 from evenfed.engines.options import Engine, EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.engines.pool import Pool
-from evenfed.engines.sequential import SequentialEngine
 from evenfed.engines.stacking import finite_rows
 from evenfed.engines.states import StateFunction, StateStore
-from evenfed.engines.workers import Workers, single_threaded_kernels
+from evenfed.engines.workers import single_threaded_kernels
 
 __all__ = ["EngineOptions", "Federation", "Traffic"]
 
@@ -207,6 +206,7 @@ class Federation:
         each : callable
             Server-side function of one upload, applied on arrival, before the fold.
         """
+        check_weights(weights, len(self.cohort if clients is None else clients))
         work = self._work(function, broadcast, draws, split)
 
         def fold(chunks: Iterator[tuple[Chunk, NDArray[np.bool_]]]) -> Fold:
@@ -275,14 +275,16 @@ class Federation:
             raise QuorumError(
                 f"round {self.round}: {len(seats)} of {asked} clients answered, {required} needed"
             )
+        pending, up = dict(self.states.pending), self.traffic.up
         with single_threaded_kernels():
             dropped = list(out)
             try:
                 result = consume(self._chunks(work, seats, dropped, None))
             except _WrongShapeError:
-                # find the right shape by asking for a small part of a client's work, and start over
+                # which shape is right is for the majority to say: start over, as if not yet asked
+                self.states.pending, self.traffic.up = pending, up
                 dropped = list(out)
-                right = self._template(work, seats[0])
+                right = self._usual_shape(work, seats)
                 result = consume(self._chunks(work, seats, dropped, right))
         self.traffic.exchanges += 1
         self.traffic.down += bytes_of(work.broadcast) * asked
@@ -324,37 +326,9 @@ class Federation:
             if good.any():
                 yield chunk, good
 
-    def _template(self, work: Work, seat: Seat) -> Any:
-        """Shape of an upload, from the client function run on two rows of a client."""
-        data = self.population.client(seat.index).split(work.split)
-        few = _FewRows(self.population, data.take(torch.arange(min(2, len(data)))))
-        engine = SequentialEngine(Workers(1), torch.device(self.options.device))
-        store = StateStore(self.state, self.seed)
-        return trees.signature(trees.row(engine.one(work, few, seat, store).uploads, 0))
-
-
-class _FewRows:
-    """A population whose clients all hold the same few rows."""
-
-    def __init__(self, population: Population, data: Any) -> None:
-        self.name = "template"
-        self._data = data
-        self._size = len(population)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def client(self, index: int) -> Any:
-        return self
-
-    def split(self, name: Any) -> Any:
-        return self._data
-
-    def key(self, index: int) -> int:
-        return index
-
-    def order(self) -> None:
-        return None
-
-    def sizes(self, split: Any = "train") -> None:
-        return None
+    def _usual_shape(self, work: Work, seats: list[Seat]) -> Any:
+        """Shape of most uploads; of the first one where two are as frequent."""
+        shapes: Counter[Any] = Counter()
+        for chunk in self.engine.run(work, self.population, seats, self.states):
+            shapes[trees.signature(trees.row(chunk.uploads, 0))] += len(chunk.seats)
+        return shapes.most_common(1)[0][0]

@@ -43,6 +43,18 @@ Weights = Weighting | Mapping[str, Weighting]
 """One weighting for the whole upload, or one for each of its parts by name."""
 
 
+def check_weights(weights: Weights, clients: int) -> None:
+    """Refuse weights that are not those of an exchange with `clients` clients."""
+    for weighting in weights.values() if isinstance(weights, Mapping) else (weights,):
+        base = weighting.base if isinstance(weighting, Tilted) else weighting
+        if isinstance(base, str) and base not in ("size", "uniform"):
+            raise ConfigError(f"weights are '{base}'; by name they may be 'size' or 'uniform'")
+        if isinstance(base, Tensor) and base.shape != (clients,):
+            raise ConfigError(
+                f"weights have shape {tuple(base.shape)}; the exchange asks {clients} clients"
+            )
+
+
 class Fold:
     """Adds uploads to running sums, one by one, in a fixed order."""
 
@@ -123,6 +135,8 @@ class _Sum:
 
     def _tilt(self, exponent: float) -> float:
         """Factor of a new upload; a new largest exponent shrinks what was added before."""
+        if exponent == -math.inf:
+            return 0.0
         if exponent > self.peak:
             shrink = math.exp(self.peak - exponent)
             self.weight *= shrink

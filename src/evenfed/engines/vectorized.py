@@ -173,15 +173,16 @@ class VectorizedEngine:
             return Chunk(seats, pair.sizes[:1], uploads, new)
         examples, sizes = self._examples(work, population, seats, capacity, data)
         rows = [states.get(s.index, s.key, n) for s, n in zip(seats, sizes, strict=True)]
-        draws = self._draws(work, seats, rows, sizes, capacity)
-        broadcast, axes = rows_for(work.broadcast, [s.position for s in seats])
-        state = trees.stack(rows) if trees.leaves(rows[0]) else rows[0]
-        broadcast, state, examples, draws = on_device(
-            (broadcast, state, examples, draws), self.device
-        )
-        dims = (axes, 0 if trees.leaves(state) else None, 0, 0 if trees.leaves(draws) else None)
         work.prepare()
         try:
+            draws = self._draws(work, seats, rows, sizes, capacity)
+            broadcast, axes = rows_for(work.broadcast, [s.position for s in seats])
+            state = trees.stack(rows) if trees.leaves(rows[0]) else rows[0]
+            broadcast, state, examples, draws = on_device(
+                (broadcast, state, examples, draws), self.device
+            )
+            of_state = 0 if trees.leaves(state) else None
+            dims = (axes, of_state, 0, 0 if trees.leaves(draws) else None)
             with torch.no_grad():
                 upload, new = vmap(work.function, in_dims=dims)(broadcast, state, examples, draws)
         except EvenfedError:

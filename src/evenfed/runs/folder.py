@@ -99,13 +99,15 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to go on from."""
-        return any((self.path / name).exists() for name in (HISTORY, CHECKPOINT, RESULT))
+        """Whether a round was carried out, so that there is something to keep."""
+        trained = any("void" not in line for line in self.history())
+        return trained or (self.path / CHECKPOINT).exists()
 
     def discard(self) -> None:
         """Take back a folder whose run failed before its first round; other files stay."""
         self.clear_leftovers()
-        (self.path / CONFIG).unlink(missing_ok=True)
+        for name in (HISTORY, CONFIG):
+            (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

@@ -42,7 +42,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return re.sub(r"[^\w.=-]+", "-", f"{self.method}-{self.dataset}-{self.seed}")
+        return re.sub(r"[^\w.=]+", "-", f"{self.method}-{self.dataset}-{self.seed}")
 
 
 class StudyData(DataConfig):
@@ -222,8 +222,12 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
         raise ConfigError(f"{source}: seeds must differ and not be negative: {config.seeds}")
     config.built_participation()
     config.built_engine()
+    names: set[str] = set()
     for plan in config.planned():
         plan.config.built_method()
+        if plan.name in names:
+            raise ConfigError(f"{source}: two runs would have the folder '{plan.name}'")
+        names.add(plan.name)
     return config
 
 
