@@ -149,11 +149,10 @@ def test_frozen_parameters_stay_fixed() -> None:
     drawn = draw_batches(torch.Generator(), 6, batch=2, epochs=3)
     start = task.init()
     new = local.run(task, start, data, drawn, lr=local.rate(0, 1))
-    stacked = vmap(
-        lambda x: local.run(task, start, Examples(x, *rest), drawn, lr=torch.tensor(1.0))
-    )
     rest = (data.y, data.group, data.mask)
-    many = stacked(torch.stack([data.x, data.x]))
+    many = vmap(lambda x: local.run(task, start, Examples(x, *rest), drawn, lr=local.rate(0, 1)))(
+        torch.stack([data.x, data.x])
+    )
     assert not torch.equal(new["2.weight"], start["2.weight"])
     torch.testing.assert_close(many["2.weight"][1], new["2.weight"])
     assert torch.equal(task.template[0].weight, module[0].weight)

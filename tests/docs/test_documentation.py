@@ -1,6 +1,6 @@
 """The documentation says what is there: its code runs, its tables and links are right.
 
-Run as a program, this file writes the table of docs/datasets.md again.
+Run as a program, this file writes the tables of methods and datasets again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 PAGES += sorted(DOCS.rglob("*.md"))
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+UNKNOWN = "?"
+REWRITE = "run: .venv/bin/python tests/docs/test_documentation.py"
 TABLE = re.compile(r"(<!-- datasets:begin -->\n).*?(<!-- datasets:end -->)", re.DOTALL)
 
 
@@ -194,20 +196,27 @@ def test_no_page_names_a_path_of_a_machine(page: Path) -> None:
     assert not re.search(r"/(home|root|tmp|work|opt)/", page.read_text(encoding="utf-8"))
 
 
-def test_the_readme_lists_the_methods_of_the_registry() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Methods")[1]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.splitlines()
-        if line.startswith("| [`")
-    ]
-    expected = []
+def method_rows(text: str) -> list[list[str]]:
+    """Cells of the README's table of methods."""
+    lines = [line for line in text.splitlines() if line.startswith("| [`")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def expected_rows(fair_to: dict[str, str]) -> list[list[str]]:
+    """The same from the registry; whom a method is fair to is written by hand."""
+    rows = []
     for name, cls in registry.methods().items():
         leaves = "; ".join(r.meaning for r in cls.reveals if r != EVALUATION) or "nothing"
         link = f"[`{name}`](docs/methods/{name}.md)"
-        expected.append([link, cls.title, cls.paper, str(cls.exchanges), leaves])
-    assert [[*row[:3], *row[4:]] for row in rows] == expected
-    assert all(row[3] for row in rows), "'fair to' is empty"
+        fair = fair_to.get(link, UNKNOWN)
+        rows.append([link, cls.title, cls.paper, fair, str(cls.exchanges), leaves])
+    return rows
+
+
+def test_the_readme_lists_the_methods_of_the_registry() -> None:
+    rows = method_rows((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert rows == expected_rows({row[0]: row[3] for row in rows}), REWRITE
+    assert all(row[3] not in ("", UNKNOWN) for row in rows), "say whom the method is fair to"
 
 
 @pytest.mark.parametrize("name", registry.methods())
@@ -285,12 +294,21 @@ def test_the_table_of_datasets_is_that_of_the_registry() -> None:
     found = TABLE.search((DOCS / "datasets.md").read_text(encoding="utf-8"))
     assert found is not None
     text = found[0].split("-->\n", 1)[1].rsplit("<!--", 1)[0]
-    assert text == dataset_table(), "run: .venv/bin/python tests/docs/test_documentation.py"
+    assert text == dataset_table(), REWRITE
+
+
+def rewrite() -> None:
+    """Write the tables again that follow from the registries."""
+    path = DOCS / "datasets.md"
+    table, text = dataset_table(), path.read_text(encoding="utf-8")
+    path.write_text(TABLE.sub(lambda m: m[1] + table + m[2], text), encoding="utf-8")
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    rows = expected_rows({row[0]: row[3] for row in method_rows(text)})
+    written = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text = re.sub(r"(?:^\| \[`.*\n)+", lambda _: written, text, count=1, flags=re.MULTILINE)
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    path = DOCS / "datasets.md"
-    table = dataset_table()
-    path.write_text(
-        TABLE.sub(lambda m: m[1] + table + m[2], path.read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    rewrite()

@@ -358,14 +358,12 @@ def test_a_run_goes_on_after_a_round_without_quorum(
     assert trained_in == held
 
 
-def test_void_rounds_change_neither_server_nor_clients(
-    binary: FederatedDataset, train_rounds: Callable[..., Any], flat: Any
+def test_a_run_in_which_nobody_ever_answers_ends_with_the_reason(
+    binary: FederatedDataset, train_rounds: Callable[..., Any]
 ) -> None:
-    method = Scaffold(local=LocalTraining(lr=0.1, batch=8))
-    trained = train_rounds(method, binary, participation=Participation(dropout=1.0))
-    assert [line["dropped"] for line in trained.runner.history] == [{"did not answer": 7}] * 2
-    assert torch.equal(flat(trained.runner.server["params"]), flat(trained.runner.task.init()))
-    assert not trained.runner.federation.states.kept
+    method = FedAvg(local=LocalTraining(lr=0.1, batch=8))
+    with pytest.raises(QuorumError, match="0 of 7 clients answered, 1 needed"):
+        train_rounds(method, binary, participation=Participation(dropout=1.0))
 
 
 def test_a_failing_client_is_named(binary: FederatedDataset) -> None:
@@ -392,6 +390,37 @@ def test_the_fold_does_not_depend_on_the_chunk(workers: int, make_dataset: Any) 
         mean = federation(data, options=options).mean(noisy, SHIFT, draws=nothing)
         results.append(mean.value["mean"])
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("where", ["broadcast", "state"])
+def test_chunks_keep_to_the_memory_budget(where: str, make_dataset: Any) -> None:
+    """A client needs six times its model of 40 kB, be it sent or kept: 1 MB holds at most four."""
+    data = make_dataset(sizes=[10] * 24)
+    model = {"w": torch.ones(10_000)}
+
+    def scale(broadcast: Tree, state: Tree, data: Examples, draws: Tree) -> Reply:
+        new = trees.scale({**broadcast, **state}, 0.5)
+        return {"size": new["w"].sum()}, state
+
+    fed = federation(
+        data,
+        options=EngineOptions("vectorized", workers=1, memory=1 / 1024),
+        state=lambda generator, size: dict(model) if where == "state" else (),
+    )
+    carry_out, chunks = fed.engine.run, []
+
+    def recorded(*args: Any) -> Any:
+        for chunk in carry_out(*args):
+            chunks.append(len(chunk.seats))
+            yield chunk
+
+    fed.engine.run = recorded  # type: ignore[method-assign]
+    if where == "state":
+        fed.map(scale, {})
+    else:
+        fed.map(lambda b, s, d, r: scale(b, {}, d, r), model)
+    assert sum(chunks) == 24
+    assert max(chunks) <= 4
 
 
 def lazy(size: int, make_client: Any, calls: list[int]) -> FederatedDataset:

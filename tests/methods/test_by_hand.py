@@ -28,7 +28,7 @@ Vector = np.ndarray
 CLIENTS: list[tuple[list[float], list[float]]] = [
     ([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0]),
     ([-1.0, 1.0], [2.0, -2.0]),
-    ([0.5], [0.0]),
+    ([0.5], [1.0]),
 ]
 SIZES = np.array([4.0, 2.0, 1.0])
 ETA, STEPS, ROUNDS = 0.05, 2, 2

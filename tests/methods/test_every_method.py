@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -156,11 +158,11 @@ def test_padding_changes_no_upload(
     large = make_dataset(sizes=(57, 60, 20, 64, 23, 22))
     a = train_rounds(tiny(name), small, rounds=1, evaluate=False)
     b = train_rounds(tiny(name), large, rounds=1, evaluate=False)
-    # uploads of the first round depend on the client's own data alone: all start from one model
-    first = [key for key in a.uploads if key[0] == 0 and key[1].endswith("/1 on train")]
-    pairs = [(a.uploads[key], b.uploads[key]) for key in first]
-    if methods()[name].exchanges and "pool" not in {r.function for r in methods()[name].reveals}:
-        assert len(pairs) == 3
+    # uploads of the very first exchange depend on the client's own data alone: all clients
+    # start from one model
+    training = [key for key in a.uploads if key[1].endswith("on train")]
+    pairs = [(a.uploads[k], b.uploads[k]) for k in training if k[:2] == training[0][:2]]
+    assert len(pairs) == 3 or not methods()[name].exchanges
     for left, right in pairs:
         for p, q in zip(trees.leaves(left), trees.leaves(right), strict=True):
             assert distance(p.double(), q.double()) < 1e-6
@@ -178,12 +180,13 @@ def test_faults_and_partial_work_agree_on_both_engines(
     assert dropped == [line.get("dropped") for line in b.runner.history]
 
 
-@every_method
-def test_uploads_are_those_declared(name: str, baseline: Baseline) -> None:
-    """Every part of an upload is in `reveals`, with its size; nothing is declared in vain."""
-    trained = baseline(name, "vectorized")
+def sent(trained: Any) -> set[tuple[str, str]]:
+    """Every (function, part) that left a client; each must be declared, with its size."""
+    declared = {(r.function, r.part): r.size for r in trained.runner.method.reveals}
     model = sum(t.numel() for t in trained.runner.task.init().values())
-    declared = {(r.function, r.part): r.size for r in methods()[name].reveals}
+    # groups x labels (x predictions) and moments: 2 * 2 * 2 + 2 * 2 + 2 * 5
+    models = trained.runner.method.models
+    limits = {"model": models * model, "scalar": models, "counts": 22}
     seen = set()
     for (_, exchange, _), upload in trained.uploads.items():
         function = exchange.split("/")[0]
@@ -191,14 +194,36 @@ def test_uploads_are_those_declared(name: str, baseline: Baseline) -> None:
         for part, value in upload.items():
             assert (function, part) in declared, f"{function} sends {part}, which is not declared"
             seen.add((function, part))
-            numbers = sum(t.numel() for t in trees.leaves(value))
             size = declared[function, part]
-            # groups x labels (x predictions) and moments: at most 2 * 2 * 2 + 2 * 2 + 2 * 5
-            limit = {"model": model, "scalar": 1, "counts": 22}[size]
-            assert numbers <= limit, f"{function} sends {numbers} numbers as '{size}'"
+            numbers = sum(t.numel() for t in trees.leaves(value))
+            assert numbers <= limits[size], f"{function} sends {numbers} numbers as '{size}'"
             if size == "model":
-                assert numbers == model
-    assert seen == {key for key, size in declared.items() if size != "rows"}
+                assert numbers == limits[size]
+    return seen
+
+
+def choices(name: str) -> list[dict[str, Any]]:
+    """Every value of every option that has a few named ones."""
+    hints = typing.get_type_hints(methods()[name])
+    return [
+        {f.name: value}
+        for f in dataclasses.fields(methods()[name])
+        if f.init and typing.get_origin(hints[f.name]) is typing.Literal
+        for value in typing.get_args(hints[f.name])
+    ]
+
+
+@every_method
+def test_what_leaves_a_client_is_what_is_declared(
+    name: str, binary: FederatedDataset, train_rounds: Callable[..., Any], baseline: Baseline
+) -> None:
+    """Nothing is sent undeclared; nothing is declared that no choice of options sends."""
+    expected = {(r.function, r.part) for r in methods()[name].reveals if r.size != "rows"}
+    seen = sent(baseline(name, "vectorized"))
+    for options in choices(name) if seen != expected else []:
+        with contextlib.suppress(ConfigError):
+            seen |= sent(train_rounds(tiny(name, **options), binary))
+    assert seen == expected
 
 
 @every_method

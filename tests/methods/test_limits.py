@@ -128,20 +128,3 @@ def test_scaffolds_server_keeps_the_mean_of_the_clients_controls(
     kept = trained.runner.federation.states.kept
     controls = torch.stack([flat(kept[i]["control"]) for i in range(len(binary))])
     assert distance(flat(trained.runner.server["control"]), controls.mean(0)) < 1e-5
-
-
-def test_qffl_with_a_large_exponent_lowers_the_worst_loss_more(
-    make_dataset: Any, train_rounds: Train
-) -> None:
-    data = make_dataset(sizes=(60, 60, 60, 10))
-
-    def share_of_worst(q: float) -> float:
-        """Share of the step that the client with the largest loss decides."""
-        trained = train_rounds(QFFL(local=FULL, q=q, weighting="uniform"), data, rounds=1)
-        losses = torch.stack(
-            [u["loss"] for key, u in sorted(trained.uploads.items()) if "train/" in key[1]]
-        ).double()
-        return float((losses**q).max() / (losses**q).sum())
-
-    assert share_of_worst(0.0) == pytest.approx(0.25)
-    assert share_of_worst(5.0) > 0.3

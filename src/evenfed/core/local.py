@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
+from evenfed.core import tree as trees
 from evenfed.core.batches import Batches, draw_batches
 from evenfed.core.descent import descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer
+from evenfed.core.regularizer import SignEntropy
 from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
 
@@ -36,13 +38,27 @@ class Objective:
     weights: Weights | None = None
     gradient: GradientHook | None = None
 
-    def loss(self, params: Params, batch: Examples, context: Tree) -> Tensor:
-        """`sum_i w_i l_i / |batch|` plus the extra term; padding counts nowhere."""
+    def batch_loss(self, params: Params, batch: Examples, context: Tree) -> Tensor:
+        """`sum_i w_i l_i / |batch|`; padding counts nowhere."""
         real = batch.weight
         losses = self.task.losses(self.task.outputs(params, batch.x), batch.y)
         weight = real if self.weights is None else real * self.weights(batch, context)
-        total = (losses * weight).sum() / real.sum().clamp(min=1)
+        return (losses * weight).sum() / real.sum().clamp(min=1)
+
+    def loss(self, params: Params, batch: Examples, context: Tree) -> Tensor:
+        """The batch loss plus the extra term."""
+        total = self.batch_loss(params, batch, context)
         return total if self.term is None else total + self.term(params, batch, context)
+
+    def completed(
+        self, direction: Params, params: Params, batch: Examples, context: Tree
+    ) -> Params:
+        """A direction that follows from the batch loss alone, with the term's gradient and hook."""
+        if self.term is not None:
+            direction = trees.add(direction, grad(self.term)(params, batch, context))
+        if self.gradient is not None:
+            direction = self.gradient(direction, params, batch, context)
+        return direction
 
     def __call__(self, params: Params, batch: Examples, context: Tree) -> tuple[Params, Tree]:
         """The gradient at `params`; no extras."""
@@ -73,6 +89,10 @@ class LocalTraining:
     schedule : {"constant", "exponential", "step", "cosine"}
         Rate over rounds: `lr * decay**t`, `lr * decay**(t // decay_every)`, or half a cosine from
         `lr` to `lr * decay` over the run.
+    regularizer : {"none", "ser"}
+        "ser" penalises changes of the gradient's signs; the method's own terms are not counted.
+    ser : SignEntropy
+        Options of that regulariser.
     """
 
     lr: float = 0.1
@@ -89,6 +109,8 @@ class LocalTraining:
     schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"
     decay: float = 1.0
     decay_every: int = 1
+    regularizer: Literal["none", "ser"] = "none"
+    ser: SignEntropy = field(default_factory=SignEntropy)
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -104,7 +126,18 @@ class LocalTraining:
             )
         if not self.decay >= 0 or self.decay_every < 1:
             raise ConfigError("local.decay must be >= 0 and local.decay_every >= 1")
-        _ = self.rule
+        if self.regularizer not in ("none", "ser"):
+            raise ConfigError(
+                f"local.regularizer '{self.regularizer}' is unknown; it may be 'none' or 'ser'"
+            )
+        rule = self.rule
+        if self.regularized:
+            self.ser.check(rule)
+
+    @property
+    def regularized(self) -> bool:
+        """Whether the regulariser changes anything."""
+        return self.regularizer == "ser" and self.ser.strength > 0
 
     @property
     def rule(self) -> Optimizer:
@@ -134,7 +167,10 @@ class LocalTraining:
 
     def draw(self, generator: torch.Generator, state: Tree, size: int) -> Batches:
         """Draws of one client: its batches."""
-        return draw_batches(generator, size, batch=self.batch, epochs=self.epochs, steps=self.steps)
+        drawn = draw_batches(
+            generator, size, batch=self.batch, epochs=self.epochs, steps=self.steps
+        )
+        return self.ser.salted(generator, drawn) if self.regularized else drawn
 
     def run(
         self,
@@ -148,9 +184,18 @@ class LocalTraining:
         weights: Weights | None = None,
         gradient: GradientHook | None = None,
         context: Tree = (),
+        strength: Tensor | None = None,
     ) -> Params:
-        """Train from `params` on the client's data and return the last iterate."""
+        """Train from `params` on the client's data and return the last iterate.
+
+        `strength`, a scalar, multiplies that of the regulariser.
+        """
         objective = Objective(task, term, weights, gradient)
+        if self.regularized:
+            return self.ser.descend(
+                objective.batch_loss, objective.completed, params, data, batches,
+                optimizer=self.rule, lr=lr, context=context, factor=strength,
+            )  # fmt: skip
         new, _ = descend(
             objective, params, data, batches, optimizer=self.rule, lr=lr, context=context
         )

@@ -63,7 +63,7 @@ class VectorizedEngine:
         for start in range(0, len(seats), max(1, window)):
             part = list(seats[start : start + window])
             data: dict[int, Examples] = {}
-            plan = self._plan(work, population, part, data)
+            plan = self._plan(work, population, part, states, data)
             yield from self.workers.ordered(
                 lambda item, data=data: self._chunk(  # type: ignore[misc]
                     work, population, item[0], item[1], states, data
@@ -76,6 +76,7 @@ class VectorizedEngine:
         work: Work,
         population: Population,
         seats: list[Seat],
+        states: StateStore,
         data: dict[int, Examples],
     ) -> list[tuple[list[Seat], int]]:
         """Chunks of seats with their capacity."""
@@ -96,7 +97,8 @@ class VectorizedEngine:
         plan: list[tuple[list[Seat], int]] = []
         for cap, members in sorted(groups.items()):
             example = data[members[0].index] if data else None
-            limit = self._limit(work, population, members[0], cap, example)
+            state = states.get(members[0].index, members[0].key, cap)
+            limit = self._limit(work, population, members[0], cap, example, bytes_of(state))
             count = math.ceil(len(members) / limit)
             if count > 1 or len(members) >= 8 * self.workers.count:
                 # an even share for every worker
@@ -107,14 +109,20 @@ class VectorizedEngine:
         return plan
 
     def _limit(
-        self, work: Work, population: Population, seat: Seat, capacity: int, data: Examples | None
+        self,
+        work: Work,
+        population: Population,
+        seat: Seat,
+        capacity: int,
+        data: Examples | None,
+        state: int,
     ) -> int:
-        """Clients in one call."""
+        """Clients in one call; `state` is the size of a client's state in bytes."""
         if self.chunk:
             return self.chunk
         data = data if data is not None else population.client(seat.index).split(work.split)
         row = bytes_of(data) / max(1, len(data))
-        params = bytes_of(work.broadcast)
+        params = bytes_of(work.broadcast) + state
         batch = row * min(work.batch_hint or capacity, max(1, capacity))
         by_cache = _WORKING_SET / (params + batch + 1)
         # a step holds gradient, optimizer state and activations besides; counted generously

@@ -34,8 +34,8 @@ class Reveal:
     function, part : str
         Client function and key of its upload.
     size : {"model", "scalar", "counts", "rows"}
-        How much that is: as many numbers as the model has, one number, counts by group and label,
-        or the client's examples themselves.
+        How much that is: as many numbers as the model has, one number (both for each of the
+        method's `models`), counts by group and label, or the client's examples themselves.
     meaning : str
         In plain words.
     summed : bool
@@ -89,6 +89,11 @@ class Method:
         """Rows of one local step, for the choice of chunks; 0: all."""
         local = getattr(self, "local", None)
         return local.batch if isinstance(local, LocalTraining) else 0
+
+    @property
+    def models(self) -> int:
+        """Number of models that the clients train together."""
+        return 1
 
     def start(self, federation: Federation) -> Server:
         """The server's state before the first round."""

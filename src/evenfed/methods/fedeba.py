@@ -14,41 +14,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
-from evenfed.core.entropy import entropy_weights, fair_angle
+from evenfed.core.entropy import fair_angle
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
+from evenfed.engines.exchange import ClientFunction
 from evenfed.engines.federation import Federation
-from evenfed.engines.fold import Tilted
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_not_negative
 from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.tilting import Answer, Tilting
 
 _SAFE = 0.3
 """Local rate x steps x alpha up to which aligned training was stable in our measurements."""
 
 UPDATE = Reveal("train", "update", "model", "change of the model by the client's training", False)
 LOSS = Reveal("train", "loss", "scalar", "loss of the model on the training data", False)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """Means over an exchange, and who answered with which loss."""
-
-    value: dict[str, Tree]
-    clients: NDArray[np.int64]
-    sizes: Tensor
-    losses: Tensor
 
 
 @dataclass(frozen=True)
@@ -76,9 +65,11 @@ class FedEBA(FedAvg):
         The same threshold as a coefficient of variation; used where it is not negative.
     align_clip : bool
         Never let the fair gradient pull harder than the local gradient.
-    fair_gradient : {"exact", "stale", "first_step"}
-        An exchange of its own; the last round's direction (Prac-FedEBA+, FedAvg's traffic); or
-        the first local steps of the last round.
+    fair_gradient : {"exact", "stale", "kept", "first_step"}
+        Where the fair gradient comes from: an exchange of its own; the server's last move, sent
+        along; the server's moves since the client last took part, which it knows without being
+        sent anything (Prac-FedEBA+ with FedAvg's traffic); or the first local steps of the last
+        round.
     robust : float
         Weight of a self-distillation loss on contrast-reduced inputs, in training and weights.
     """
@@ -92,7 +83,7 @@ class FedEBA(FedAvg):
         UPDATE,
         LOSS,
         Reveal("train", "first", "model", "change by the first local step (first_step)", False),
-        Reveal("train", "steps", "scalar", "number of local steps (stale)", False),
+        Reveal("train", "steps", "scalar", "number of local steps (stale, kept)", False),
         EVALUATION,
     )
     exchanges: ClassVar[int] = 2
@@ -107,7 +98,7 @@ class FedEBA(FedAvg):
     theta_deg: float = 0.0
     cv_threshold: float = -1.0
     align_clip: bool = False
-    fair_gradient: Literal["exact", "stale", "first_step"] = "exact"
+    fair_gradient: Literal["exact", "stale", "kept", "first_step"] = "exact"
     robust: float = 0.0
 
     def __post_init__(self) -> None:
@@ -148,12 +139,10 @@ class FedEBA(FedAvg):
             )
         return found
 
-    def temperature(self, round: int, losses: Tensor | None = None) -> float:
-        """The temperature of a round."""
-        tau: float = self.tau / (1 + self.tau_decay * round) ** self.tau_power
-        if self.tau_mode == "absolute" or losses is None:
-            return tau
-        return max(tau * float(losses.double().std(correction=0)), 1e-12)
+    @property
+    def tilting(self) -> Tilting:
+        """How losses become weights."""
+        return Tilting(self.tau, self.tau_mode, self.tau_decay, self.tau_power, self.p_max)
 
     # client side
 
@@ -170,23 +159,35 @@ class FedEBA(FedAvg):
         divergence = (a * (a.log() - b.log())).sum(-1)
         return self.robust * (divergence * real).sum() / real.sum().clamp(min=1)
 
-    def aligned(self, gradient: Params, params: Params, batch: Examples, fair: Tree) -> Params:
+    def aligned(self, gradient: Params, params: Params, batch: Examples, pull: Tree) -> Params:
         """`(1 - alpha) grad F_i + alpha g~`, clipped on request."""
-        pull: float | Tensor = self.alpha
+        fair, share = pull["fair"], pull["alpha"]
+        mixed = trees.scale(gradient, 1 - share)
         if self.align_clip:
             ratio = trees.squared_norm(gradient) / trees.squared_norm(fair).clamp(min=1e-30)
-            pull = self.alpha * ratio.sqrt().clamp(max=1.0)
-        mixed = trees.scale(gradient, 1 - self.alpha)
-        return trees.add(mixed, fair, pull)  # type: ignore[no-any-return]
+            share = share * ratio.sqrt().clamp(max=1.0)
+        return trees.add(mixed, fair, share)  # type: ignore[no-any-return]
 
-    def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
-        """The client's model after local training, aligned if a fair gradient came along."""
-        fair = broadcast.get("fair")
+    def pull(self, broadcast: Tree, state: Tree) -> Tree:
+        """The fair gradient and its share, if this round aligns; else nothing."""
+        share = torch.tensor(self.alpha)
+        if "fair" in broadcast:
+            return {"fair": broadcast["fair"], "alpha": share}
+        if "aligns" not in broadcast:
+            return ()
+        # a client knows where the model was when it last took part, hence its mean move since
+        rounds = (broadcast["round"] - state["seen"]).clamp(min=1)
+        scale = 1.0 / (rounds * broadcast["lr"] * broadcast["steps"] * self.server_lr)
+        moved = trees.subtract(state["last"], broadcast["params"])
+        fair = trees.map(lambda t: (t * scale).to(t.dtype), moved)
+        return {"fair": fair, "alpha": share * broadcast["aligns"] * (state["seen"] >= 0)}
+
+    def trained(self, broadcast: Tree, data: Examples, draws: Tree, pull: Tree = ()) -> Params:
+        """The client's model after local training, aligned if there is something to align with."""
         return self.local.run(
             self.task, broadcast["params"], data, draws, lr=broadcast["lr"],
             term=self.distillation if self.robust else None,
-            gradient=None if fair is None else self.aligned,
-            context=() if fair is None else fair,
+            gradient=self.aligned if pull else None, context=pull,
         )  # fmt: skip
 
     def probe(
@@ -202,27 +203,35 @@ class FedEBA(FedAvg):
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function: local training; sends the change, the loss, and what is asked for."""
         params = broadcast["params"]
-        new = self.trained(broadcast, data, draws)
+        new = self.trained(broadcast, data, draws, self.pull(broadcast, state))
         at = new if self.loss_at == "local_final" else params
         upload = {"update": trees.subtract(new, params), "loss": self.loss(at, data)}
         if self.alpha and self.fair_gradient == "first_step":
-            plain = {k: v for k, v in broadcast.items() if k != "fair"}
-            step = self.trained(plain, data, Batches(draws.index[:1], draws.mask[:1]))
+            step = self.trained(broadcast, data, Batches(draws.index[:1], draws.mask[:1]))
             upload["first"] = trees.subtract(step, params)
-        if self.alpha and self.fair_gradient == "stale":
+        if self.alpha and self.fair_gradient in ("stale", "kept"):
             upload["steps"] = self.local.step_count(draws)
+        if self.alpha and self.fair_gradient == "kept":
+            state = {"last": params, "seen": broadcast["round"]}
         return upload, state
+
+    def client_state(self, generator: torch.Generator, size: int) -> Tree:
+        """Nothing, or the model at the client's last round where it computes the pull itself."""
+        if not self.alpha or self.fair_gradient != "kept":
+            return ()
+        return {"last": trees.zeros_like(self.first), "seen": torch.tensor(-1.0)}
 
     # server side
 
     def start(self, federation: Federation) -> Server:
-        """The model; where the fair gradient comes from the last round, also that (zero)."""
+        """The model; where the last round matters, also its angle, steps and fair gradient."""
         if not self.alpha or self.fair_gradient == "exact":
             return {"params": self.first}
         return {
             "params": self.first,
             "fair": trees.zeros_like(self.first),
-            "angle": torch.tensor(-1.0, dtype=torch.float64),
+            "angle": torch.tensor(-1.0),
+            "steps": torch.tensor(1.0),
         }
 
     def round(self, federation: Federation, server: Server) -> Server:
@@ -237,7 +246,7 @@ class FedEBA(FedAvg):
             federation, self.probe, {"params": server["params"]},
             fair=("gradient",), plain={"mean": "gradient"},
         )  # fmt: skip
-        weights = self._known_weights(federation, probe) if self.loss_at == "global" else None
+        weights = self.tilting.weights_of(federation, probe) if self.loss_at == "global" else None
         aligns = self._aligns(federation, fair_angle(probe.losses))
         if aligns:
             broadcast["fair"] = probe.value["gradient"]
@@ -253,7 +262,10 @@ class FedEBA(FedAvg):
         rate = float(sent["lr"])
         known = float(server["angle"]) >= 0
         aligns = known and self._aligns(federation, float(server["angle"]))
-        if aligns:
+        if self.fair_gradient == "kept":
+            now = torch.tensor(float(federation.round))
+            sent |= {"aligns": torch.tensor(float(aligns)), "round": now, "steps": server["steps"]}
+        elif aligns:
             sent["fair"] = server["fair"]
         first = self.fair_gradient == "first_step"
         parts = ("update", "first") if first else ("update",)
@@ -264,12 +276,17 @@ class FedEBA(FedAvg):
             # the last round's direction stands for the mean first step where none is sent
             step = value["mean"] if first else trees.scale(server["fair"], -rate)
             move = self._mixed(move, step)
+        steps = server["steps"] if first else value["mean_steps"]
         if first:
             fair = trees.scale(value["first"], -1.0 / rate)
         else:
-            fair = trees.scale(value["update"], -1.0 / (rate * float(value["mean_steps"])))
-        angle = torch.tensor(fair_angle(answer.losses), dtype=torch.float64)
-        return {"params": self._moved(server["params"], move), "fair": fair, "angle": angle}
+            fair = trees.scale(value["update"], -1.0 / (rate * float(steps)))
+        return {
+            "params": self._moved(server["params"], move),
+            "fair": fair,
+            "angle": torch.tensor(fair_angle(answer.losses)),
+            "steps": steps,
+        }
 
     def _aligns(self, federation: Federation, angle: float) -> bool:
         federation.note(fair_angle=angle, aligned=angle > self.threshold)
@@ -284,89 +301,24 @@ class FedEBA(FedAvg):
     def _weighed(
         self,
         federation: Federation,
-        function: Any,
+        function: ClientFunction,
         broadcast: Tree,
         *,
         fair: tuple[str, ...] = ("update",),
         plain: dict[str, str] | None = None,
         weights: Tensor | None = None,
-    ) -> _Answer:
+    ) -> Answer:
         """One exchange: means with entropy weights of `fair`, plain means of `plain`."""
-        plain = plain or {}
-        draws = None if function == self.probe else self.draw
-        base = self.weights(federation)
-
-        def each(upload: Tree) -> Tree:
-            return {
-                **{part: upload[part] for part in fair},
-                **{name: upload[part] for name, part in plain.items()},
-                "loss": upload["loss"],
-            }
-
-        kind: Any = weights
-        if kind is None and self.tau_mode == "absolute" and self.p_max >= 1:
-            tau = self.temperature(federation.round)
-            kind = Tilted(lambda upload, sizes: upload["loss"].double() / tau, base)
-        if kind is None:
-            return self._stacked(federation, function, broadcast, draws, each, fair, plain)
-        mean = federation.mean(
+        return self.tilting.exchange(
+            federation,
             function,
             broadcast,
-            weights={**dict.fromkeys(fair, kind), **dict.fromkeys(plain, "uniform")},
-            draws=draws,
-            each=each,
-            keep=("loss",),
+            draws=None if function == self.probe else self.draw,
+            prior=self.weights(federation),
+            fair=fair,
+            plain=plain or {},
+            weights=weights,
         )
-        losses = mean.kept["loss"].double()
-        self._note(federation, losses, mean.sizes)
-        return _Answer(mean.value, mean.clients, mean.sizes, losses)
-
-    def _stacked(
-        self,
-        federation: Federation,
-        function: Any,
-        broadcast: Tree,
-        draws: Any,
-        each: Any,
-        fair: tuple[str, ...],
-        plain: dict[str, str],
-    ) -> _Answer:
-        """The same where weights need all losses first (relative tau, cap): holds all uploads."""
-        replies = federation.map(function, broadcast, draws=draws)
-        uploads = each(replies.uploads)
-        losses = uploads["loss"].double()
-        p = self._note(federation, losses, replies.sizes)
-        even = torch.full_like(p, 1.0 / len(p))
-
-        def mean(tree: Tree, weights: Tensor) -> Tree:
-            return trees.map(
-                lambda t: torch.tensordot(weights, t.double(), dims=1).to(t.dtype), tree
-            )
-
-        value = {part: mean(uploads[part], p) for part in fair}
-        value |= {name: mean(uploads[name], even) for name in plain}
-        return _Answer(value, replies.clients, replies.sizes, losses)
-
-    def _prior(self, federation: Federation, sizes: Tensor) -> Tensor:
-        return sizes if self.weights(federation) == "size" else torch.ones_like(sizes)
-
-    def _note(self, federation: Federation, losses: Tensor, sizes: Tensor) -> Tensor:
-        """Weights of those that answered, with their diagnostics in the history."""
-        tau = self.temperature(federation.round, losses)
-        p = entropy_weights(losses, tau, self._prior(federation, sizes), self.p_max)
-        federation.note(
-            train_loss=float(losses.mean()),
-            largest_weight=float(p.max()),
-            effective_clients=float(1.0 / p.square().sum()),
-        )
-        return p
-
-    def _known_weights(self, federation: Federation, probe: _Answer) -> Tensor:
-        """Weights of the cohort's rows from the losses of an earlier exchange of the round."""
-        weights = torch.zeros(len(federation.cohort), dtype=torch.float64)
-        rows = np.flatnonzero(np.isin(federation.cohort, probe.clients))
-        weights[torch.from_numpy(rows)] = self._note(federation, probe.losses, probe.sizes)
-        return weights
 
 
 @dataclass(frozen=True)
@@ -390,4 +342,4 @@ class PracFedEBA(FedEBA):
     reveals: ClassVar[tuple[Reveal, ...]] = FedEBA.reveals[2:]
     exchanges: ClassVar[int] = 1
 
-    fair_gradient: Literal["exact", "stale", "first_step"] = "stale"
+    fair_gradient: Literal["exact", "stale", "kept", "first_step"] = "kept"

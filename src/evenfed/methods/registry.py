@@ -69,25 +69,26 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     0.5
     """
     cls = method_named(name)
-    method: Method = _construct(cls, nested(cls, options or {}), f"method '{name}'")
+    method: Method = _construct(cls, options or {}, f"method '{name}'")
     return method
 
 
 def nested(cls: type[Any], options: dict[str, Any]) -> dict[str, Any]:
     """Turn dotted and bare option names into nested dicts of the fields of `cls`."""
     own = {f.name for f in dataclasses.fields(cls) if f.init}
+    shared = _fields(_field_type(cls, "local")) if "local" in own else {}
     result: dict[str, Any] = {}
     for key, value in options.items():
         head, _, tail = key.partition(".")
-        if tail:
+        if head in shared and head not in own:
+            result.setdefault("local", {})[key] = value
+        elif tail:
             result.setdefault(head, {})[tail] = value
         elif head in own:
             if isinstance(value, dict):
                 result.setdefault(head, {}).update(value)
             else:
                 result[head] = value
-        elif "local" in own and head in _fields(_field_type(cls, "local")):
-            result.setdefault("local", {})[head] = value
         else:
             result[head] = value
     return result
@@ -113,10 +114,20 @@ def option_names(cls: type[Any], prefix: str = "") -> list[str]:
     return names
 
 
-def _construct(cls: Any, options: dict[str, Any], where: str, prefix: str = "") -> Any:
+def _default(cls: Any, name: str) -> Any:
+    found = next(f for f in dataclasses.fields(cls) if f.name == name)
+    if found.default_factory is not dataclasses.MISSING:
+        return found.default_factory()
+    return found.default
+
+
+def _construct(
+    cls: Any, options: dict[str, Any], where: str, prefix: str = "", base: Any = None
+) -> Any:
+    """An instance of `cls`; what is not given is that of `base`, or the default of `cls`."""
     hints = _fields(cls)
-    values: dict[str, Any] = {}
-    for name, value in options.items():
+    values: dict[str, Any] = {} if base is None else {f: getattr(base, f) for f in hints}
+    for name, value in nested(cls, options).items():
         if name not in hints:
             known = option_names(cls, prefix)
             raise ConfigError(
@@ -125,14 +136,8 @@ def _construct(cls: Any, options: dict[str, Any], where: str, prefix: str = "") 
         hint = hints[name]
         if dataclasses.is_dataclass(hint) and isinstance(value, dict):
             # what is not given keeps the method's own default, not that of the nested class
-            default = next(f for f in dataclasses.fields(cls) if f.name == name)
-            base = (
-                default.default_factory()
-                if default.default_factory is not dataclasses.MISSING
-                else default.default
-            )
-            current = {f: getattr(base, f) for f in _fields(hint)}
-            values[name] = _construct(hint, {**current, **value}, where, f"{prefix}{name}.")
+            inner = getattr(base, name) if base is not None else _default(cls, name)
+            values[name] = _construct(hint, value, where, f"{prefix}{name}.", inner)
         else:
             values[name] = _coerce(value, hint, f"{where}: option '{prefix}{name}'")
     return cls(**values)

@@ -1,0 +1,257 @@
+"""Sign entropy of gradients, and its gradient in the weights.
+
+Khan, "Sign-Entropy Regularization for Personalized Federated Learning", Entropy 27(6):601 (2025).
+Its equations were not within reach: this is a reconstruction from the paper's abstract.
+
+Symbols: `g_0` the gradient of the batch loss `F` at `w`; `g_1` the one on the same batch at the
+look-ahead point `w+ = w - eta g_0`; `s(u) = u / sqrt(u^2 + kappa^2 nu^2)` a soft sign, `nu` the
+root mean square of that tensor's gradient (held fixed); `pi_k = (1 + s(g_k)) / 2`; `pbar` their
+mean; `h2` the binary entropy in bits; `A` the coordinates whose gradient is not zero.
+
+    objective "js":       R = 1/|A| sum_A [h2(pbar) - (h2(pi_0) + h2(pi_1)) / 2]
+    objective "entropy":  R = 1/|A| sum_A h2(pbar)
+    v_k = dR/dg_k = 1/(4|A|) [h2'(pbar) - h2'(pi_k)] s'(g_k)      ("entropy": without h2'(pi_k))
+    grad R = Hess F(w) v_0 + Hess F(w+) v_1                       (the step to w+ held fixed)
+
+What ties signs to their entropy: a coordinate with `n+` positive and `n-` negative signs in `E`
+steps changes its sign `V <= 2 min(n+, n-) <= E h2(n+ / E)` times. What ties them to curvature:
+`g_0 . g_1 ~ |g|^2 - eta g'Hg`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from evenfed.core import tree as trees
+from evenfed.core.task import Params
+
+Gradient = Callable[[Params], Params]
+"""`params -> gradient` of the batch loss."""
+Measure = Literal["js", "entropy"]
+Axis = Literal["time", "coordinates"]
+Product = Literal["double", "difference"]
+
+_CLIP = 1e-4
+"""Probabilities stay in [_CLIP, 1 - _CLIP]."""
+_TINY = 1e-30
+"""Smallest scale of a tensor's gradient, and smallest norm that is divided by."""
+_REACH = 1e-2
+"""Length of the step of a finite difference."""
+
+
+def entropy(p: Tensor) -> Tensor:
+    """`h2(p)`, in bits.
+
+    Examples
+    --------
+    >>> entropy(torch.tensor([0.0, 0.5, 1.0])).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    nats: Tensor = torch.special.xlogy(p, p) + torch.special.xlogy(1 - p, 1 - p)
+    return -nats / math.log(2)
+
+
+def widths(gradient: Params, kappa: float) -> Params:
+    """`kappa nu` of every tensor: where its soft sign turns."""
+    return trees.map(  # type: ignore[no-any-return]
+        lambda g: (kappa * g.square().mean().sqrt()).clamp(min=_TINY), gradient
+    )
+
+
+def soft_sign(u: Tensor, width: Tensor) -> Tensor:
+    """`s(u)`: near -1 and +1 for `|u|` well above `width`.
+
+    Examples
+    --------
+    >>> soft_sign(torch.tensor([-3.0, 0.0, 4.0]), torch.tensor(3.0))[2].item()
+    0.800000011920929
+    """
+    r = u / width
+    return r / (1 + r * r).sqrt()
+
+
+def _slope(u: Tensor, width: Tensor) -> Tensor:
+    """`s'(u)`."""
+    r = u / width
+    square = 1 + r * r
+    return 1 / (square * square.sqrt() * width)
+
+
+def _probability(u: Tensor, width: Tensor) -> Tensor:
+    """`pi` within its bounds."""
+    return ((1 + soft_sign(u, width)) / 2).clamp(_CLIP, 1 - _CLIP)
+
+
+def _free(p: Tensor) -> Tensor:
+    """1 where a probability is not held by its bounds, else 0."""
+    return ((p > _CLIP) & (p < 1 - _CLIP)).to(p.dtype)
+
+
+def counted(g0: Params, g1: Params) -> tuple[Params, Tensor]:
+    """`A` as ones and zeros, and `|A|` (at least 1)."""
+    inside: Params = trees.map(lambda a, b: ((a != 0) | (b != 0)).to(a.dtype), g0, g1)
+    return inside, torch.stack([t.sum() for t in trees.leaves(inside)]).sum().clamp(min=1)
+
+
+def _total(tree: Params) -> Tensor:
+    return torch.stack([t.sum() for t in trees.leaves(tree)]).sum()
+
+
+def disagreement(
+    g0: Params, g1: Params, at0: Params, at1: Params, objective: Measure = "js", axis: Axis = "time"
+) -> Tensor:
+    """`R` of two gradients, a scalar in bits.
+
+    Parameters
+    ----------
+    g0, g1 : trees
+        Gradients on one batch at `w` and at the look-ahead point.
+    at0, at1 : trees
+        Their `widths`, held fixed in derivatives.
+    axis : {"time", "coordinates"}
+        "coordinates" is an ablation: the entropy of the share of positive signs among all
+        coordinates of `g0` alone.
+    """
+    inside, size = counted(g0, g1)
+    pi0: Params = trees.map(_probability, g0, at0)
+    if axis == "coordinates":
+        share = _total(trees.map(lambda p, a: p * a, pi0, inside)) / size
+        noise = _total(trees.map(lambda p, a: entropy(p) * a, pi0, inside)) / size
+        return entropy(share) - noise if objective == "js" else entropy(share)
+    pi1: Params = trees.map(_probability, g1, at1)
+
+    def one(p: Tensor, q: Tensor, a: Tensor) -> Tensor:
+        mixed = entropy((p + q) / 2)
+        return (mixed - (entropy(p) + entropy(q)) / 2 if objective == "js" else mixed) * a
+
+    return _total(trees.map(one, pi0, pi1, inside)) / size
+
+
+def disagreement_gradients(
+    g0: Params, g1: Params, at0: Params, at1: Params, objective: Measure = "js", axis: Axis = "time"
+) -> tuple[Params, Params | None]:
+    """`v_0` and `v_1`: derivatives of `R` by the two gradients; None where `R` ignores `g1`."""
+    inside, size = counted(g0, g1)
+    pi0: Params = trees.map(_probability, g0, at0)
+    if axis == "coordinates":
+        share = _total(trees.map(lambda p, a: p * a, pi0, inside)) / size
+        return trees.map(
+            lambda g, w, p, a: (
+                _pull(share, p, objective) * _slope(g, w) * _free(p) * a / (2 * size).to(g.dtype)
+            ),
+            g0, at0, pi0, inside,
+        ), None  # fmt: skip
+    pi1: Params = trees.map(_probability, g1, at1)
+    mean: Params = trees.map(lambda p, q: (p + q) / 2, pi0, pi1)
+
+    def derivative(g: Params, at: Params, pi: Params) -> Params:
+        return trees.map(  # type: ignore[no-any-return]
+            lambda u, w, p, m, a: (
+                _pull(m, p, objective) * _slope(u, w) * _free(p) * a / (4 * size).to(u.dtype)
+            ),
+            g, at, pi, mean, inside,
+        )  # fmt: skip
+
+    return derivative(g0, at0, pi0), derivative(g1, at1, pi1)
+
+
+def _pull(mean: Tensor, p: Tensor, objective: Measure) -> Tensor:
+    """`h2'(mean) - h2'(p)`, or `h2'(mean)`, with `h2'(p) = log2((1 - p) / p)`.
+
+    The difference of two nearly equal logarithms is taken inside of one.
+    """
+    if objective == "entropy":
+        return ((1 - mean) / mean).log() / math.log(2)
+    return ((p - mean) / (mean * (1 - p))).log1p() / math.log(2)
+
+
+def norm(tree: Params) -> Tensor:
+    """Euclidean norm over all tensors, a scalar."""
+    return trees.squared_norm(tree).sqrt()
+
+
+def rescaled(tree: Params, length: Tensor) -> Params:
+    """The tree with a given norm; zeros stay zeros."""
+    factor = length / norm(tree).clamp(min=_TINY)
+    return trees.map(lambda t: t * factor.to(t.dtype), tree)  # type: ignore[no-any-return]
+
+
+def ahead(params: Params, direction: Params, rate: Tensor) -> Params:
+    """`w - rate * direction`, in the parameters' precision."""
+    return trees.map(lambda p, d: p - rate.to(p.dtype) * d, params, direction)  # type: ignore[no-any-return]
+
+
+def regularizer_gradient(
+    gradient: Gradient,
+    params: Params,
+    rate: Tensor,
+    *,
+    kappa: float = 1.0,
+    objective: Measure = "js",
+    axis: Axis = "time",
+    product: Product = "double",
+) -> tuple[Params, Params]:
+    """`g_0` and `grad R` at `params`.
+
+    Parameters
+    ----------
+    gradient : callable
+        `params -> gradient` of the batch loss; differentiable for `product="double"`.
+    rate : Tensor
+        `eta` of the look-ahead step.
+    product : {"double", "difference"}
+        Hessian-vector products by a second backward pass (of a backward pass, which vmap and
+        tracing take), or by central differences.
+    """
+    if product == "difference":
+        g0 = gradient(params)
+        there = ahead(params, g0, rate)
+        g1 = g0 if axis == "coordinates" else gradient(there)
+        v0, v1 = _pair_gradients(g0, g1, kappa, objective, axis)
+        total = _difference(gradient, params, v0)
+        return g0, total if v1 is None else trees.add(total, _difference(gradient, there, v1))
+    g0, pull0 = _with_product(gradient, params)
+    if axis == "coordinates":
+        v0, _ = _pair_gradients(g0, g0, kappa, objective, axis)
+        return g0, pull0(v0)
+    g1, pull1 = _with_product(gradient, ahead(params, g0, rate))
+    v0, v1 = _pair_gradients(g0, g1, kappa, objective, axis)
+    assert v1 is not None
+    return g0, trees.add(pull0(v0), pull1(v1))
+
+
+def _with_product(gradient: Gradient, params: Params) -> tuple[Params, Gradient]:
+    """`g`, and `v -> Hess F v`: the Hessian is its own transpose."""
+    g, pull, *_ = vjp(gradient, params)
+    return g, lambda v: pull(v)[0]
+
+
+def _pair_gradients(
+    g0: Params, g1: Params, kappa: float, objective: Measure, axis: Axis
+) -> tuple[Params, Params | None]:
+    at0, at1 = widths(g0, kappa), widths(g1, kappa)
+    return disagreement_gradients(g0, g1, at0, at1, objective, axis)
+
+
+def _difference(gradient: Gradient, params: Params, v: Params) -> Params:
+    """`Hess F v` from the gradients at `w + e v` and `w - e v`, `|e v| = _REACH`."""
+    length = norm(v)
+    step = rescaled(v, torch.full_like(length, _REACH))
+    beyond, before = gradient(trees.add(params, step)), gradient(trees.subtract(params, step))
+    change = trees.subtract(beyond, before)
+    return trees.map(lambda d: d * (length / (2 * _REACH)).to(d.dtype), change)  # type: ignore[no-any-return]
+
+
+def same_batch_entropy(
+    gradient: Gradient, params: Params, rate: Tensor, kappa: float = 1.0
+) -> Tensor:
+    """Mean `h2(pbar)` of the look-ahead pair at `params`, in [0, 1]."""
+    g0 = gradient(params)
+    g1 = gradient(ahead(params, g0, rate))
+    return disagreement(g0, g1, widths(g0, kappa), widths(g1, kappa), "entropy")

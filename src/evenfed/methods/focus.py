@@ -1,0 +1,280 @@
+"""FOCUS: M models, and at every client soft labels that say how far each of them is its own.
+
+Chu, Xie, Wang, Li, Yin, Zhao, Li, "FOCUS: Fairness via Agent-Awareness for Federated Learning on
+Heterogeneous Data" (arXiv 2207.10265).
+
+Symbols: `w_m` the models (`params`, stacked on the first axis), `pi_em` the label of client e for
+model m (its logarithm `log_pi` is the client's state), `l_em` the mean training loss of model m at
+client e, `theta_em` that model after local training there, `a_em` its weight in the mean.
+
+E step (Eq. 8), at the client: `pi_em <- pi_em exp(-l_em)`, normalised over m. Labels add up the
+evidence of all rounds. M step (Eq. 4 to 6): every client trains every model, unweighted, and
+`w_m <- sum_e a_em theta_em` with `a_em = pi_em / sum_e' pi_e'm`. A client predicts with the mean of
+the models' probabilities, weighted by its labels (Eq. 7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch.func import vmap
+
+from evenfed.core import tree as trees
+from evenfed.core.batches import Batches
+from evenfed.core.errors import ConfigError
+from evenfed.core.examples import Examples
+from evenfed.core.task import Params
+from evenfed.core.tree import Tree
+from evenfed.engines.exchange import Population
+from evenfed.engines.federation import Federation
+from evenfed.engines.fold import Tilted
+from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check_not_negative
+from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.focus_start import Choice, choose, count_in, first_models
+from evenfed.methods.soft_labels import e_step, effective_clusters, mixture, over_first, uniform
+
+DEAD = 1e-8
+"""A model whose label is below this at every client of a round keeps its weights."""
+
+ALONE = (
+    Reveal("train_alone", "update", "model", "change of the first model by training alone", False),
+    Reveal("train_alone", "loss", "scalar", "training loss after training alone", False),
+    Reveal("loss_of", "loss", "scalar", "training loss of another client's model", False),
+)
+"""What `init="farthest_first"` sends besides, before the first round."""
+
+
+@dataclass(frozen=True)
+class Focus(FedAvg):
+    """FOCUS.
+
+    Parameters
+    ----------
+    m : int or "auto"
+        Number of models; 1 is FedAvg. `auto` tries 1 to `max_models` and takes the fewest whose
+        loss on validation data is the lowest, or within 1 % of it.
+    init : {"common_noise", "independent", "farthest_first"}
+        First models: one common model with noise, independent draws, or models of clients that
+        trained alone, each chosen because the chosen ones fit it worst.
+    noise : float
+        Noise of `common_noise`, relative to the root mean square of each weight tensor.
+    n_init : int
+        Starts that are tried; the one with the lowest training loss is taken.
+    trial_rounds : int
+        Rounds of a trial of `n_init` or `auto`; 0 is as many as the run has.
+    weighting : {"uniform", "size", "auto"}
+        What multiplies the labels in `a_em`: nothing (Eq. 6), or the client's size (Eq. 9).
+    pi_floor : float
+        Least label, so that a client can still change its mind after many rounds; 0 is off.
+    skip_below : float
+        A client does not train a model whose label was below this after the last round; it sends
+        no change of it. The model is off by at most `a_em |theta_em - w_m|`.
+    n_label_steps : int
+        E steps of a client that took no part in training.
+    max_models : int
+        Largest number of models that `auto` tries.
+    """
+
+    name: ClassVar[str] = "focus"
+    title: ClassVar[str] = "FOCUS"
+    paper: ClassVar[str] = "Chu et al., 2022 (arXiv 2207.10265)"
+    reveals: ClassVar[tuple[Reveal, ...]] = (
+        Reveal("train", "update", "model", "changes of all M models, every round", False),
+        Reveal("train", "log_pi", "scalar", "a label for each of the M models, every round", False),
+        EVALUATION,
+    )
+
+    m: int | Literal["auto"] = 2
+    init: Literal["common_noise", "independent", "farthest_first"] = "common_noise"
+    noise: float = 0.01
+    n_init: int = 1
+    trial_rounds: int = 0
+    weighting: Literal["auto", "size", "uniform"] = "uniform"
+    pi_floor: float = 0.0
+    skip_below: float = 0.0
+    n_label_steps: int = 1
+    max_models: int = 5
+
+    choice: Choice | None = field(default=None, init=False, repr=False, compare=False)
+    """Number of models and start that `start` has settled on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(
+            self.name, "init", self.init, ("common_noise", "independent", "farthest_first")
+        )
+        if self.m != "auto" and (not isinstance(self.m, int) or self.m < 1):
+            raise ConfigError(f"{self.name}: m must be at least 1, or 'auto', but is {self.m!r}")
+        if min(self.n_init, self.n_label_steps, self.max_models) < 1:
+            raise ConfigError(
+                f"{self.name}: n_init, n_label_steps and max_models must be at least 1"
+            )
+        check_not_negative(self.name, trial_rounds=self.trial_rounds)
+        if not self.noise > 0:
+            raise ConfigError(f"{self.name}: noise must be greater than 0: equal models stay equal")
+        if not 0 <= self.pi_floor * self.models < 1 or not 0 <= self.skip_below < 1:
+            raise ConfigError(f"{self.name}: pi_floor must be in [0, 1/m), skip_below in [0, 1)")
+        if self.init == "farthest_first":
+            object.__setattr__(self, "reveals", (*ALONE, *type(self).reveals))
+
+    @property
+    def models(self) -> int:
+        """M; before `auto` has chosen, the largest that it may choose."""
+        if self.choice is not None:
+            return self.choice.models
+        return self.max_models if self.m == "auto" else self.m
+
+    def start(self, federation: Federation) -> Server:
+        """Settle on M and on a start, by trials if there is a choice."""
+        choice = choose(self, federation)
+        object.__setattr__(self, "choice", choice)
+        server = self.begun(federation, choice.restart)
+        count_in(choice.traffic, federation.traffic)
+        return server
+
+    def begun(self, federation: Federation, restart: int) -> Server:
+        """The first models of a start, and the labels `(K, M)` as far as the server knows them.
+
+        Rows of labels stand in the order of `federation.everyone`; see `memberships`.
+        """
+        params = first_models(self, federation, restart)
+        return {"params": params, "log_pi": uniform(self.models).repeat(len(federation), 1)}
+
+    def client_state(self, generator: torch.Generator, size: int) -> Tree:
+        """`pi_em = 1/M`."""
+        return {"log_pi": uniform(self.models)}
+
+    def draw(self, generator: torch.Generator, state: Tree, size: int) -> Tree:
+        """The client's batches, or those of each model where some are skipped."""
+        batches: Batches = self.local.draw(generator, state, size)
+        if not self.skip_below:
+            return batches
+        wanted = state["log_pi"] >= math.log(self.skip_below)
+        return tuple(Batches(batches.index, batches.mask & one) for one in wanted)
+
+    def losses(self, models: Params, data: Examples) -> Tensor:
+        """Mean loss of every model on the client's data, `(M,)`."""
+        losses: Tensor = each_model(lambda params: self.task.mean_loss(params, data), models)
+        return losses
+
+    def train(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function: E step, then local training of every model from the received one."""
+        models = broadcast["params"]
+        log_pi = e_step(state["log_pi"], self.losses(models, data), self.pi_floor)
+        if self.skip_below:  # batches a model
+            new = trees.stack(
+                [
+                    self.trained({**broadcast, "params": trees.row(models, i)}, data, one)
+                    for i, one in enumerate(draws)
+                ]
+            )
+        else:  # Eq. 4 and 5; the loss is the batch's mean, not its sum
+
+            def trained(params: Params) -> Params:
+                return self.trained({**broadcast, "params": params}, data, draws)
+
+            new = each_model(trained, models)
+        return {"update": trees.subtract(new, models), "log_pi": log_pi}, {"log_pi": log_pi}
+
+    def train_alone(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function of `farthest_first`: one model trained from the first one."""
+        new = self.trained(broadcast, data, draws)
+        update = trees.subtract(new, broadcast["params"])
+        return {"update": update, "loss": self.task.mean_loss(new, data)}, state
+
+    def loss_of(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function of `farthest_first`: training loss of one given model."""
+        return {"loss": self.task.mean_loss(broadcast["params"], data)}, state
+
+    def round(self, federation: Federation, server: Server) -> Server:
+        """One exchange: labels and local models, averaged model by model."""
+        if federation.round == 0 and self.choice is not None:
+            self.choice.record(federation)
+        base = self.weights(federation)
+        mean = federation.mean(
+            self.train,
+            self.broadcast(federation, server),
+            draws=self.draw,
+            each=by_model,
+            # Eq. 6: softmax of log_pi over the clients, defined even for a nearly empty cluster
+            weights={str(i): Tilted(partial(_label, i), base) for i in range(self.models)},
+            keep=("log_pi",),
+        )
+        labels = mean.kept["log_pi"]  # (clients, M)
+        alive = labels.amax(0) >= math.log(DEAD)
+        update = trees.stack([mean.value[str(i)] for i in range(self.models)])
+        moved = trees.add(server["params"], update, self.server_lr)
+        params = trees.map(
+            lambda new, old: torch.where(over_first(alive, new), new, old), moved, server["params"]
+        )
+        known = server["log_pi"].clone()
+        known[np.argsort(federation.everyone)[mean.clients]] = labels
+        federation.note(
+            m=self.models,
+            effective_clusters=effective_clusters(labels),
+            dead_clusters=int((~alive).sum()),
+        )
+        return {"params": params, "log_pi": known}
+
+    def outputs(self, deployed: Tree, state: Tree, x: Tensor) -> Tensor:
+        """Eq. 7, as outputs whose probabilities are the mean of the models' probabilities."""
+        outputs: Tensor = each_model(lambda params: self.task.outputs(params, x), deployed)
+        return mixture(outputs, state["log_pi"], self.task.kind == "regression")
+
+    def parameters(self, deployed: Tree, state: Tree) -> Params:
+        """The one model, if there is but one."""
+        if self.models > 1:
+            raise ConfigError(
+                f"'focus' predicts with a mean of its {self.models} models, so that no client has "
+                "one model's weights; result.server['params'] holds the models, stacked"
+            )
+        return trees.row(deployed, 0)  # type: ignore[no-any-return]
+
+    def adapted(self, deployed: Tree, data: Examples) -> Tree:
+        """Labels of a client that took no part: E steps from equal ones."""
+        losses = self.losses(deployed, data) * self.n_label_steps
+        return {"log_pi": e_step(uniform(self.models).to(losses.device), losses, self.pi_floor)}
+
+    def memberships(self, server: Server, population: Population) -> Tensor:
+        """Labels `pi_em` `(K, M)` that the server last saw, clients as in `population`."""
+        labels: Tensor = server["log_pi"].exp()
+        order = population.order()
+        return labels if order is None else labels[np.argsort(order)]
+
+
+def each_model(function: Callable[[Params], Tree], models: Params) -> Tree:
+    """`function` of every model, stacked on the first axis.
+
+    Where clients are stacked, models are too. A client alone takes one after the other: models
+    that are big, or that vmap cannot take.
+    """
+    first = trees.leaves(models)[0]
+    if len(first) > 1 and is_batchedtensor(first):
+        return vmap(function)(models)
+    return trees.stack([function(trees.row(models, i)) for i in range(len(first))])
+
+
+def by_model(upload: Tree) -> dict[str, Tree]:
+    """One client's upload with a part for each model."""
+    count = len(upload["log_pi"])
+    parts = {str(i): trees.row(upload["update"], i) for i in range(count)}
+    return {**parts, "log_pi": upload["log_pi"]}
+
+
+def _label(model: int, uploads: Tree, _: Tensor) -> Tensor:
+    labels: Tensor = uploads["log_pi"][:, model]
+    return labels

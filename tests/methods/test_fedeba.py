@@ -1,0 +1,408 @@
+"""FedEBA+: the invariants of its derivation, its fragile places, and its claim on small data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import evenfed as ef
+from evenfed.core import tree as trees
+from evenfed.core.entropy import entropy_weights, fair_angle
+from evenfed.core.examples import Examples
+from evenfed.core.local import LocalTraining
+from evenfed.core.models import mlp
+from evenfed.core.task import Task
+from evenfed.data.dataset import ClientData, FederatedDataset, Schema
+from evenfed.engines.federation import EngineOptions, Federation
+from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.fedeba import EBA, FedEBA, PracFedEBA
+from evenfed.methods.registry import build
+
+losses_of = st.lists(st.floats(0.01, 5.0), min_size=2, max_size=12).map(
+    lambda v: torch.tensor(v, dtype=torch.float64)
+)
+
+
+def ones(losses: Tensor) -> Tensor:
+    return torch.ones_like(losses)
+
+
+# 1.10.1 of the specification
+
+
+@given(losses_of, st.floats(0.05, 10.0), st.floats(-3.0, 3.0))
+def test_weights_are_a_distribution_in_the_order_of_the_losses(losses, tau, shift) -> None:
+    p = entropy_weights(losses, tau, ones(losses))
+    assert float(p.sum()) == pytest.approx(1)
+    assert bool((p[losses.argsort()].diff() >= -1e-12).all())
+    moved = entropy_weights(losses + shift, tau, ones(losses))
+    torch.testing.assert_close(p, moved, rtol=1e-9, atol=1e-12)
+
+
+@given(losses_of)
+def test_infinite_temperature_gives_the_prior_and_zero_the_worst_client(losses) -> None:
+    prior = torch.arange(1.0, len(losses) + 1, dtype=torch.float64)
+    torch.testing.assert_close(entropy_weights(losses, 1e9, prior), prior / prior.sum())
+    worst = entropy_weights(losses, 1e-9, ones(losses))
+    # losses closer than tau share the weight, so compare only where the worst is alone
+    top = (losses == losses.max()).double()
+    if float((losses.max() - losses)[top == 0].min() if (top == 0).any() else 1.0) < 1e-6:
+        return
+    torch.testing.assert_close(worst, top / top.sum())
+
+
+@given(losses_of, st.floats(0.05, 1.0), st.floats(0.1, 1.0))
+def test_a_cap_is_kept_and_what_it_takes_goes_to_the_others(losses, tau, p_max) -> None:
+    p = entropy_weights(losses, tau, ones(losses), p_max)
+    assert float(p.sum()) == pytest.approx(1)
+    assert float(p.max()) <= max(p_max, 1 / len(losses)) * (1 + 1e-9)
+
+
+# 1.10.2
+
+
+@given(losses_of, st.floats(0.2, 5.0), st.integers(0, 10_000))
+def test_weights_have_the_largest_entropy_at_their_mean_loss(losses, tau, seed) -> None:
+    p = entropy_weights(losses, tau, ones(losses))
+    # a direction that keeps the sum and the mean loss: orthogonal to (1, ..., 1) and the losses
+    draw = torch.Generator().manual_seed(seed)
+    basis, _ = torch.linalg.qr(torch.stack([ones(losses), losses], 1))
+    move = torch.randn(len(p), generator=draw, dtype=torch.float64)
+    move = move - basis @ (basis.T @ move)
+    if float(move.abs().max()) < 1e-6:
+        return  # two different losses leave no such direction
+    move = 0.5 * float(p.min()) * move / move.abs().max()
+
+    def entropy(q: Tensor) -> float:
+        return float(-(q * q.log()).sum())
+
+    assert entropy(p + move) <= entropy(p) + 1e-12
+
+
+# 1.10.3
+
+
+@given(losses_of, st.floats(0.3, 5.0))
+def test_weights_are_the_gradient_of_the_tilted_loss(losses, tau) -> None:
+    prior = torch.linspace(1, 2, len(losses), dtype=torch.float64)
+    prior = prior / prior.sum()
+
+    def tilted(f: Tensor) -> float:
+        return tau * float(torch.logsumexp(f / tau + prior.log(), 0))
+
+    step = 1e-6
+    eye = torch.eye(len(losses), dtype=torch.float64)
+    slope = [(tilted(losses + step * e) - tilted(losses - step * e)) / (2 * step) for e in eye]
+    torch.testing.assert_close(
+        torch.tensor(slope, dtype=torch.float64),
+        entropy_weights(losses, tau, prior),
+        rtol=1e-5,
+        atol=1e-7,
+    )
+
+
+# 1.10.6
+
+
+@given(losses_of)
+def test_fair_angle_is_the_arcus_tangens_of_the_coefficient_of_variation(losses) -> None:
+    values = losses.numpy()
+    angle = math.degrees(math.atan(values.std() / values.mean()))
+    assert fair_angle(losses) == pytest.approx(angle, abs=1e-9)
+    assert fair_angle(torch.full((4,), 0.7)) == 0
+
+
+# quadratics: F_i(w) = c/2 (w - a_i)^2, one weight, one example a client
+
+
+class Weight(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([value]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w
+
+
+def quadratics(
+    targets: list[float], curvature: float, start: float
+) -> tuple[FederatedDataset, Task]:
+    clients = [
+        ClientData(f"{i:03d}", *(Examples.of(torch.ones(1, 1), torch.tensor([a])),) * 3)
+        for i, a in enumerate(targets)
+    ]
+    data = FederatedDataset(Schema("quadratics", "regression", 1, (1,)), clients)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * curvature * (out - y).square()
+
+    return data, Task(lambda: Weight(start), "regression", 1, 1, loss)
+
+
+def rounds(method, data: FederatedDataset, task: Task, count: int) -> tuple[dict, Federation]:
+    method = method.bound(task, task.init())
+    federation = Federation(
+        data, 0, options=EngineOptions("vectorized", workers=1), state=method.client_state,
+        batch_hint=method.batch_hint, rounds=count, prepare=task.module,
+    )  # fmt: skip
+    server = method.start(federation)
+    for t in range(count):
+        federation.begin(t)
+        server = method.round(federation, server)
+        federation.commit()
+    return server, federation
+
+
+FULL = LocalTraining(lr=0.1, batch=0, epochs=1)
+
+
+# 1.10.4
+
+
+@pytest.mark.parametrize("sizes", ["equal", "unequal"])
+def test_eba_with_infinite_temperature_is_fedavg_bit_for_bit(sizes) -> None:
+    data = ef.load("synthetic", seed=1) if sizes == "unequal" else ef.load("linear", seed=1)
+    task = Task(partial(mlp, data.schema.shape[0], data.schema.classes), data.schema.kind,
+                data.schema.classes, len(data.schema.groups))  # fmt: skip
+    local = LocalTraining(lr=0.05, batch=16)
+    plain, _ = rounds(FedAvg(local=local), data, task, 3)
+    tilted, _ = rounds(EBA(local=local, tau=math.inf), data, task, 3)
+    for name, value in plain["params"].items():
+        assert torch.equal(value, tilted["params"][name])
+
+
+# 1.10.5
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_one_full_batch_step_moves_along_the_fair_gradient_for_every_alpha(alpha) -> None:
+    targets, curvature, tau = [0.0, 1.0, 3.0], 2.0, 0.5
+    data, task = quadratics(targets, curvature, 0.4)
+    server, _ = rounds(FedEBA(local=FULL, alpha=alpha, tau=tau), data, task, 1)
+    a = np.array(targets)
+    losses = 0.5 * curvature * (0.4 - a) ** 2
+    p = np.exp(losses / tau) / np.exp(losses / tau).sum()
+    fair = (p * curvature * (0.4 - a)).sum()
+    assert float(server["params"]["w"]) == pytest.approx(0.4 - 0.1 * fair, rel=1e-5)
+
+
+def test_equal_losses_take_the_branch_of_model_alignment() -> None:
+    data, task = quadratics([-1.0, 1.0], 1.0, 0.0)
+    _, federation = rounds(FedEBA(local=FULL, theta_deg=0.0), data, task, 1)
+    assert federation.notes["aligned"] is False
+    data, task = quadratics([-1.0, 2.0], 1.0, 0.0)
+    _, federation = rounds(FedEBA(local=FULL, theta_deg=0.0), data, task, 1)
+    assert federation.notes["aligned"] is True
+
+
+def test_model_alignment_mixes_the_mean_of_one_step() -> None:
+    # two steps of rate 0.1 on c/2 (w - a)^2 with c = 1 from 0: a (1 - 0.9^2) = 0.19 a;
+    # one step: 0.1 a. Equal losses at 0 for a = -1 and 1, so p = (1/2, 1/2) and both means are 0;
+    # with a server rate they stay 0, hence unequal targets and theta = 90 degrees.
+    data, task = quadratics([1.0, 3.0], 1.0, 0.0)
+    local = replace(FULL, steps=2)
+    method = FedEBA(local=local, alpha=0.25, tau=1.0, theta_deg=90.0)
+    server, _ = rounds(method, data, task, 1)
+    losses = np.array([0.5, 4.5])
+    p = np.exp(losses) / np.exp(losses).sum()
+    expected = 0.75 * 0.19 * (p @ [1.0, 3.0]) + 0.25 * 0.1 * 2.0
+    assert float(server["params"]["w"]) == pytest.approx(expected, rel=1e-5)
+
+
+# 1.10.7
+
+
+def test_variance_of_losses_falls_as_the_temperature_falls() -> None:
+    data, task = quadratics([0.0] * 9 + [2.0], 1.0, 0.0)
+    variances = []
+    for tau in (math.inf, 2.0, 1.0, 0.5):
+        server, _ = rounds(EBA(local=replace(FULL, lr=0.2), tau=tau), data, task, 60)
+        w = float(server["params"]["w"])
+        variances.append(np.var(0.5 * (w - np.array([0.0] * 9 + [2.0])) ** 2))
+    assert variances[-1] < 0.9 * variances[0]
+    assert all(b <= a + 1e-9 for a, b in pairwise(variances))
+
+
+# 1.10.8
+
+
+@pytest.mark.parametrize(("alpha", "stable"), [(0.3, True), (0.49, True), (0.9, False)])
+def test_a_round_on_a_quadratic_multiplies_the_error_by_phi(alpha, stable) -> None:
+    lr, steps, curvature = 0.1, 10, 5.0
+    # one client cannot have unequal losses: the threshold is below 0, so local steps are aligned
+    data, task = quadratics([0.0], curvature, 1.0)
+    method = FedEBA(local=replace(FULL, lr=lr, steps=steps), alpha=alpha, tau=1.0)
+    object.__setattr__(method, "theta_deg", -1.0)
+    server, _ = rounds(method, data, task, 1)
+    r = 1 - lr * (1 - alpha) * curvature
+    phi = r**steps - alpha / (1 - alpha) * (1 - r**steps)
+    assert float(server["params"]["w"]) == pytest.approx(phi, rel=1e-4)
+    assert (abs(phi) < 1) is stable
+    if not stable:
+        assert phi == pytest.approx(-3.01, abs=0.01)  # the specification's figure
+
+
+def test_the_clip_keeps_a_large_alpha_from_diverging() -> None:
+    data, task = quadratics([0.0, 0.1], 5.0, 1.0)
+    local = replace(FULL, lr=0.1, steps=10)
+    wild, _ = rounds(FedEBA(local=local, alpha=0.9, tau=1.0), data, task, 6)
+    tame, _ = rounds(FedEBA(local=local, alpha=0.9, tau=1.0, align_clip=True), data, task, 6)
+    assert abs(float(wild["params"]["w"])) > 10
+    assert abs(float(tame["params"]["w"])) < 1
+
+
+# where the fair gradient comes from
+
+
+@pytest.mark.parametrize("source", ["stale", "kept"])
+def test_the_practical_fair_gradient_is_the_last_move_of_the_server(source) -> None:
+    data, task = quadratics([0.0, 2.0], 1.0, 0.5)
+    local = replace(FULL, steps=3)
+    method = PracFedEBA(local=local, fair_gradient=source, tau=1.0, alpha=0.4)
+    first, _ = rounds(method, data, task, 1)
+    second, _ = rounds(method, data, task, 2)
+    a, w = np.array([0.0, 2.0]), float(first["params"]["w"])
+    fair = -(w - 0.5) / (0.1 * 3)
+    local_w = np.array([w, w])
+    for _ in range(3):
+        local_w = local_w - 0.1 * (0.6 * (local_w - a) + 0.4 * fair)
+    losses = 0.5 * (w - a) ** 2
+    p = np.exp(losses) / np.exp(losses).sum()
+    assert float(second["params"]["w"]) == pytest.approx(w + p @ (local_w - w), rel=1e-4)
+
+
+def test_prac_has_one_exchange_and_the_traffic_of_fedavg() -> None:
+    data = ef.load("synthetic", seed=0)
+    task = Task(partial(mlp, 3, 2), "binary", 2, 2)
+    local = LocalTraining(batch=32)
+    _, plain = rounds(FedAvg(local=local), data, task, 3)
+    _, prac = rounds(PracFedEBA(local=local), data, task, 3)
+    assert prac.traffic.exchanges == plain.traffic.exchanges == 1
+    scalars = 5 * 8 * len(data)
+    assert 0 < prac.traffic.up - plain.traffic.up <= scalars
+    assert 0 < prac.traffic.down - plain.traffic.down <= scalars
+    _, exact = rounds(FedEBA(local=local), data, task, 3)
+    assert exact.traffic.exchanges == 2
+
+
+def test_the_first_step_is_sent_and_used_in_the_next_round() -> None:
+    data, task = quadratics([0.0, 2.0], 1.0, 0.5)
+    method = FedEBA(local=replace(FULL, steps=2), fair_gradient="first_step", tau=1.0)
+    server, _ = rounds(method, data, task, 1)
+    losses = 0.5 * (0.5 - np.array([0.0, 2.0])) ** 2
+    p = np.exp(losses) / np.exp(losses).sum()
+    assert float(server["fair"]["w"]) == pytest.approx(p @ (0.5 - np.array([0.0, 2.0])), rel=1e-4)
+
+
+def test_loss_after_training_decides_where_it_is_asked_for() -> None:
+    data, task = quadratics([0.0, 2.0], 1.0, 0.5)
+    local = replace(FULL, steps=5)
+    server, _ = rounds(EBA(local=local, loss_at="local_final", tau=1.0), data, task, 1)
+    a = np.array([0.0, 2.0])
+    trained = a + (0.5 - a) * 0.9**5
+    p = np.exp(0.5 * (trained - a) ** 2)
+    assert float(server["params"]["w"]) == pytest.approx((p / p.sum()) @ trained, rel=1e-5)
+
+
+def test_relative_temperature_and_cap_weigh_as_computed_by_hand() -> None:
+    data, task = quadratics([0.0, 1.0, 3.0], 1.0, 0.0)
+    a = np.array([0.0, 1.0, 3.0])
+    losses = 0.5 * a**2
+    method = EBA(local=FULL, tau=0.5, tau_mode="relative", p_max=0.6)
+    server, _ = rounds(method, data, task, 1)
+    raw = np.exp(losses / (0.5 * losses.std()))
+    p = raw / raw.sum()
+    assert p[2] > 0.6
+    p = np.array([0.4 * raw[0] / raw[:2].sum(), 0.4 * raw[1] / raw[:2].sum(), 0.6])
+    assert float(server["params"]["w"]) == pytest.approx(p @ (0.1 * a), rel=1e-5)
+
+
+def test_a_schedule_lowers_the_temperature_over_rounds() -> None:
+    method = FedEBA(tau=1.0, tau_decay=1.0, tau_power=0.5)
+    assert method.tilting.temperature(3) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"alpha": 0.6, "local.lr": 0.01}, ["alpha"]),
+        ({"alpha": 0.3, "local.lr": 1.0}, ["rate x steps x alpha"]),
+        ({"alpha": 0.3, "local.lr": 0.01}, []),
+        ({"alpha": 0.6, "align_clip": True}, []),
+    ],
+)
+def test_a_fragile_choice_is_warned_of(options, words) -> None:
+    data = ef.load("synthetic", seed=0)
+    method = build("fedeba", {**options, "local.batch": 100})
+    found = method.advice(Federation(data))
+    assert len(found) >= len(words)
+    assert all(any(word in sentence for sentence in found) for word in words)
+    assert bool(found) is bool(words)
+
+
+# the claim, and the danger
+
+
+def shards(seed: int) -> FederatedDataset:
+    return ef.load("digits", clients=50, partition=ef.Shards(2), seed=seed, flat=True)
+
+
+def train(method: str, data: FederatedDataset, seed: int, **options):
+    chosen = build(method, {"local.lr": 0.05, "local.steps": 10, "local.batch": 10, **options})
+    return ef.train(
+        chosen, data, rounds=100, seed=seed, participation=10, evaluate_every=0,
+        engine="vectorized", tail=0.05, model=partial(mlp, 64, 10, (32,)),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_fedeba_is_fairer_than_fedavg_at_no_less_accuracy_on_label_shards() -> None:
+    def measured(method: str) -> np.ndarray:
+        names = ["client_accuracy_mean", "client_accuracy_variance", "client_accuracy_worst_tail"]
+        return np.mean([train(method, shards(s), s).summary()[names] for s in range(3)], axis=0)
+
+    plain, fair = measured("fedavg"), measured("fedeba")
+    assert fair[0] >= plain[0]
+    assert fair[1] < plain[1]
+    assert fair[2] > plain[2]
+
+
+@pytest.mark.slow
+def test_weight_goes_to_clients_with_noisy_labels_and_a_cap_limits_it() -> None:
+    noisy = list(range(15))
+    shares = {}
+    for name, options in {"plain": {}, "capped": {"p_max": 0.03}}.items():
+        weights = []
+        for seed in range(2):
+            data = ef.LabelNoise(noisy, 1.0).apply(shards(seed), seed=seed)
+            result = train("eba", data, seed, **options)
+            federation = result._runner.federation
+            replies = federation.map(
+                result.method.probe, {"params": result.server["params"]}, clients=range(len(data))
+            )
+            p = entropy_weights(
+                replies.uploads["loss"], 0.1, replies.sizes, options.get("p_max", 1.0)
+            )
+            is_noisy = np.isin(replies.clients, noisy)
+            weights.append(float(p[torch.from_numpy(is_noisy)].sum()))
+        shares[name] = np.mean(weights)
+    # 30 % of the clients are noisy; the danger that the specification reports is 65 to 90 %
+    assert shares["plain"] > 0.6
+    assert shares["capped"] < shares["plain"] - 0.1
+
+
+def test_trees_are_moved_not_changed_in_place() -> None:
+    data, task = quadratics([0.0, 2.0], 1.0, 0.5)
+    first = task.init()
+    before = trees.map(torch.clone, first)
+    rounds(FedEBA(local=FULL), data, task, 2)
+    assert torch.equal(first["w"], before["w"])
