@@ -103,8 +103,7 @@ def cnn() -> list[Row]:
 def memory() -> list[Row]:
     """10,000 clients, 200,000 parameters, through `mean`: peak memory of a process."""
     peak = float(_child("memory_child"))
-    rows = [Row("10,000 clients x 200k parameters, peak memory", peak, "GB", "< 2", peak < 2)]
-    return rows
+    return [Row("10,000 clients x 200k parameters, peak memory", peak, "GB", "< 2", peak < 2)]
 
 
 def memory_child() -> None:

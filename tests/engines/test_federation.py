@@ -371,6 +371,14 @@ def test_a_failing_client_is_named(binary: FederatedDataset) -> None:
         federation(flagged(binary, 3)).map(failing, SHIFT)
 
 
+def test_a_client_whose_draws_fail_is_named(binary: FederatedDataset) -> None:
+    def impossible(generator: torch.Generator, state: Tree, size: int) -> Tree:
+        return torch.rand(1 // (size - 1), generator=generator)
+
+    with pytest.raises(ClientError, match="failed at client 'client-02'"):
+        federation(binary).map(centre, SHIFT, draws=impossible)
+
+
 def test_a_failure_under_vmap_names_the_way_out(binary: FederatedDataset) -> None:
     with pytest.raises(ClientError, match="engine='sequential'"):
         federation(flagged(binary, 3), "vectorized").map(failing, SHIFT)

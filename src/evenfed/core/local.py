@@ -193,7 +193,7 @@ class LocalTraining:
         objective = Objective(task, term, weights, gradient)
         if self.regularized:
             return self.ser.descend(
-                objective.batch_loss, objective.completed, params, data, batches,
+                objective, params, data, batches,
                 optimizer=self.rule, lr=lr, context=context, factor=strength,
             )  # fmt: skip
         new, _ = descend(

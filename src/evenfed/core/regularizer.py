@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -36,10 +36,18 @@ from evenfed.core.sign_entropy import (
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree, register_dataclass
 
-BatchLoss = Callable[[Params, Examples, Tree], Tensor]
-"""`(params, batch, context) -> scalar`: the batch loss alone."""
-Completion = Callable[[Params, Params, Examples, Tree], Params]
-"""`(direction, params, batch, context) -> direction`: adds what the method adds."""
+
+class Composed(Protocol):
+    """A direction of local training, in its two parts. Equal ones share a trace."""
+
+    def batch_loss(self, params: Params, batch: Examples, context: Tree) -> Tensor:
+        """The batch loss alone."""
+
+    def completed(
+        self, direction: Params, params: Params, batch: Examples, context: Tree
+    ) -> Params:
+        """A direction that follows from the batch loss, with all that the method adds."""
+
 
 _STRENGTH = {"posthoc": 0.1, "interval": 0.3, "step": 0.3}
 _GATE = 0.5
@@ -157,8 +165,7 @@ class SignEntropy:
 
     def descend(
         self,
-        loss: BatchLoss,
-        completed: Completion,
+        objective: Composed,
         params: Params,
         data: Examples,
         batches: Batches,
@@ -172,8 +179,8 @@ class SignEntropy:
 
         Parameters
         ----------
-        loss, completed
-            The batch loss, and what adds a method's own terms to a direction.
+        objective : Composed
+            The batch loss, and what the method adds to its gradient.
         factor : Tensor, optional
             Scalar that multiplies `rho`: a client's own strength.
         """
@@ -189,7 +196,7 @@ class SignEntropy:
             memory = torch.zeros((), device=data.mask.device) if self.remembers else ()
         if self.mode == "gate":
             memory = trees.zeros_like(params)
-        turns = self._turns(_Parts(loss, completed, self, optimizer.clip))
+        turns = self._turns(_Parts(objective, self, optimizer.clip))
         (new, _), extras = descend(
             turns, (params, memory), data, batches, optimizer=optimizer, lr=lr, context=given
         )
@@ -198,7 +205,7 @@ class SignEntropy:
         # the first batch is never the short one at the end of an epoch
         once = Batches(batches.index[..., :1, :], batches.mask[..., :1, :])
         given |= {"path": extras["norm"].sum(), "start": params}
-        after = _PostHoc(_Parts(loss, completed, self))
+        after = _PostHoc(_Parts(objective, self))
         new, _ = descend(after, new, data, once, optimizer=Optimizer(), lr=lr, context=given)
         return new  # type: ignore[no-any-return]
 
@@ -215,13 +222,12 @@ class SignEntropy:
 class _Parts:
     """What all directions need."""
 
-    loss: BatchLoss
-    completed: Completion
+    objective: Composed
     options: SignEntropy
     clip: float = 0.0
 
     def gradient(self, params: Params, batch: Examples, context: Tree) -> Params:
-        return grad(self.loss)(params, batch, context)  # type: ignore[no-any-return]
+        return grad(self.objective.batch_loss)(params, batch, context)  # type: ignore[no-any-return]
 
     def regularized(
         self, params: Params, batch: Examples, given: Tree, salt: Tensor | None
@@ -267,7 +273,7 @@ class _Plain:
         self, params: Params, memory: Tree, batch: Examples, given: Tree
     ) -> tuple[Params, Tree, Tree]:
         g = self.parts.gradient(params, batch, given["own"])
-        direction = self.parts.completed(g, params, batch, given["own"])
+        direction = self.parts.objective.completed(g, params, batch, given["own"])
         if self.parts.options.when != "posthoc":
             return direction, memory, ()
         length = norm(g)
@@ -293,7 +299,7 @@ class _Corrected:
         direction = trees.add(g, rescaled(away, given["rho"] * norm(g)))
         if control == "shrink":
             direction = rescaled(g, norm(direction))
-        return self.parts.completed(direction, params, batch, given["own"]), memory, ()
+        return self.parts.objective.completed(direction, params, batch, given["own"]), memory, ()
 
 
 @dataclass(frozen=True)
@@ -314,7 +320,7 @@ class _Gated:
         )
         if o.control == "shrink":
             direction = rescaled(g, norm(direction))
-        return self.parts.completed(direction, params, batch, given["own"]), mean, ()
+        return self.parts.objective.completed(direction, params, batch, given["own"]), mean, ()
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,11 @@ class SequentialEngine:
         data = client.split(work.split)
         size = len(data)
         state = states.get(seat.index, seat.key, size)
-        draws = draws_for(work, seat, state, size)
         broadcast = row_for(work.broadcast, seat.position)
-        inputs = on_device((broadcast, state, data, draws), self.device)
         work.prepare()
         try:
+            draws = draws_for(work, seat, state, size)
+            inputs = on_device((broadcast, state, data, draws), self.device)
             with torch.no_grad():
                 upload, new = work.function(*inputs)
         except EvenfedError:
