@@ -23,8 +23,9 @@ from evenfed.core.models import mlp
 from evenfed.core.task import Task
 from evenfed.data.dataset import ClientData, FederatedDataset, Schema
 from evenfed.engines.federation import EngineOptions, Federation
+from evenfed.methods.eba import EBA
 from evenfed.methods.fedavg import FedAvg
-from evenfed.methods.fedeba import EBA, FedEBA, PracFedEBA
+from evenfed.methods.fedeba import FedEBA, PracFedEBA
 from evenfed.methods.registry import build
 
 losses_of = st.lists(st.floats(0.01, 5.0), min_size=2, max_size=12).map(
@@ -386,9 +387,9 @@ def test_weight_goes_to_clients_with_noisy_labels_and_a_cap_limits_it() -> None:
             data = ef.LabelNoise(noisy, 1.0).apply(shards(seed), seed=seed)
             result = train("eba", data, seed, **options)
             federation = result._runner.federation
-            replies = federation.map(
-                result.method.probe, {"params": result.server["params"]}, clients=range(len(data))
-            )
+            probe = FedEBA().bound(result.method.task, result.method.first).probe
+            sent = {"params": result.server["params"]}
+            replies = federation.map(probe, sent, clients=range(len(data)))
             p = entropy_weights(
                 replies.uploads["loss"], 0.1, replies.sizes, options.get("p_max", 1.0)
             )

@@ -9,7 +9,7 @@ a chunk of clients costs a few batched kernels a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -103,7 +103,8 @@ class _Plan:
 
         Such a function is a new object at every call: no trace of it would ever be found again.
         """
-        if "<locals>" in getattr(direction, "__qualname__", ""):
+        hooks = vars(direction).values() if is_dataclass(direction) else ()
+        if any("<locals>" in getattr(f, "__qualname__", "") for f in (direction, *hooks)):
             return None
         return (direction, str(self.params_spec), str(self.context_spec), self.levels)
 

@@ -68,6 +68,14 @@ class SaltedBatches(Batches):
         return SaltedBatches(short.index, short.mask, self.salt)
 
 
+def first_batch(data: Examples, batches: Batches) -> Examples:
+    """The examples of the first step; never the short batch at the end of an epoch."""
+    if batches.index.shape[-1] == 0:
+        return data
+    rows = batches.index[0]
+    return Examples(data.x[rows], data.y[rows], data.group[rows], batches.mask[0])
+
+
 @dataclass(frozen=True)
 class SignEntropy:
     """Options of the regulariser.
@@ -93,6 +101,8 @@ class SignEntropy:
         Width of the soft sign.
     product : {"double", "difference"}
         How products with the Hessian are computed.
+    through : bool
+        Whether the derivative of the disagreement goes through the look-ahead step.
     control : {"none", "random", "shrink"}
         For studies, instead of the correction: a random direction of the same norm, or the plain
         step (the round's plain update) scaled to the norm that the corrected one has.
@@ -107,6 +117,7 @@ class SignEntropy:
     axis: Literal["time", "coordinates"] = "time"
     kappa: float = 1.0
     product: Literal["double", "difference"] = "double"
+    through: bool = False
     control: Literal["none", "random", "shrink"] = "none"
 
     def __post_init__(self) -> None:
@@ -240,6 +251,7 @@ class _Parts:
         return regularizer_gradient(
             at, params, given["lr"],
             kappa=o.kappa, objective=o.objective, axis=o.axis, product=o.product,
+            through=o.through,
         )  # fmt: skip
 
 

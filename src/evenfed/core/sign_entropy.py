@@ -11,7 +11,8 @@ mean; `h2` the binary entropy in bits; `A` the coordinates whose gradient is not
     objective "js":       R = 1/|A| sum_A [h2(pbar) - (h2(pi_0) + h2(pi_1)) / 2]
     objective "entropy":  R = 1/|A| sum_A h2(pbar)
     v_k = dR/dg_k = 1/(4|A|) [h2'(pbar) - h2'(pi_k)] s'(g_k)      ("entropy": without h2'(pi_k))
-    grad R = Hess F(w) v_0 + Hess F(w+) v_1                       (the step to w+ held fixed)
+    grad R = Hess F(w) v_0 + a,  a = Hess F(w+) v_1               (the step to w+ held fixed)
+    grad R = Hess F(w) (v_0 - eta a) + a                          (`through` that step)
 
 What ties signs to their entropy: a coordinate with `n+` positive and `n-` negative signs in `E`
 steps changes its sign `V <= 2 min(n+, n-) <= E h2(n+ / E)` times. What ties them to curvature:
@@ -196,6 +197,7 @@ def regularizer_gradient(
     objective: Measure = "js",
     axis: Axis = "time",
     product: Product = "double",
+    through: bool = False,
 ) -> tuple[Params, Params]:
     """`g_0` and `grad R` at `params`.
 
@@ -208,26 +210,25 @@ def regularizer_gradient(
     product : {"double", "difference"}
         Hessian-vector products by a second backward pass (of a backward pass, which vmap and
         tracing take), or by central differences.
+    through : bool
+        Whether the derivative goes through the look-ahead step, which it otherwise holds fixed.
+        The number of products is the same.
     """
-    if product == "difference":
-        g0 = gradient(params)
-        there = ahead(params, g0, rate)
-        g1 = g0 if axis == "coordinates" else gradient(there)
-        v0, v1 = _pair_gradients(g0, g1, kappa, objective, axis)
-        total = _difference(gradient, params, v0)
-        return g0, total if v1 is None else trees.add(total, _difference(gradient, there, v1))
-    g0, pull0 = _with_product(gradient, params)
+    g0, product0 = _with_product(gradient, params, product)
     if axis == "coordinates":
         v0, _ = _pair_gradients(g0, g0, kappa, objective, axis)
-        return g0, pull0(v0)
-    g1, pull1 = _with_product(gradient, ahead(params, g0, rate))
+        return g0, product0(v0)
+    g1, product1 = _with_product(gradient, ahead(params, g0, rate), product)
     v0, v1 = _pair_gradients(g0, g1, kappa, objective, axis)
     assert v1 is not None
-    return g0, trees.add(pull0(v0), pull1(v1))
+    a = product1(v1)
+    return g0, trees.add(a, product0(ahead(v0, a, rate) if through else v0))
 
 
-def _with_product(gradient: Gradient, params: Params) -> tuple[Params, Gradient]:
+def _with_product(gradient: Gradient, params: Params, how: Product) -> tuple[Params, Gradient]:
     """`g`, and `v -> Hess F v`: the Hessian is its own transpose."""
+    if how == "difference":
+        return gradient(params), lambda v: _difference(gradient, params, v)
     g, pull, *_ = vjp(gradient, params)
     return g, lambda v: pull(v)[0]
 

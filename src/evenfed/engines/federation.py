@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -143,6 +143,8 @@ class Federation:
         draws: DrawFunction | None = None,
         clients: Sequence[int] | NDArray[np.int64] | None = None,
         split: str = "train",
+        finite: bool = True,
+        counted: bool = True,
     ) -> Replies:
         """One exchange; uploads come back stacked on the clients' axis.
 
@@ -155,8 +157,13 @@ class Federation:
         draws : callable, optional
             `(generator, state, size) -> draws`.
         clients : sequence of int, optional
-            Indices to ask, all of which answer; default: the round's cohort, with its faults.
+            Indices to ask, all of which answer, and the order of the rows; default: the round's
+            cohort, with its faults.
         split : {"train", "val", "test"}
+        finite : bool
+            Drop clients that send a value that is not finite.
+        counted : bool
+            False for what clients do by themselves, which is no traffic.
         """
         work = self._work(function, broadcast, draws, split)
 
@@ -170,7 +177,10 @@ class Federation:
                 ]
             return sorted(rows, key=lambda row: row[0])
 
-        rows, dropped = self._exchange(work, clients, collect)
+        before = replace(self.traffic)
+        rows, dropped = self._exchange(work, clients, collect, finite)
+        if not counted:
+            self.traffic = before
         return Replies(
             trees.stack([row[3] for row in rows]),
             np.array([row[1] for row in rows], dtype=np.int64),
@@ -241,32 +251,34 @@ class Federation:
         self, clients: Sequence[int] | NDArray[np.int64] | None
     ) -> tuple[list[Seat], list[Dropped], int]:
         """Seats of those that take part, and those that drop out beforehand."""
-        indices = self.cohort if clients is None else self._in_order(clients)
+        asked = self.cohort if clients is None else np.asarray(clients, dtype=np.int64)
         seats: list[Seat] = []
         out: list[Dropped] = []
-        for position, index in enumerate(indices.tolist()):
+        for position in self._turns(asked).tolist():
+            index = int(asked[position])
             key = self.population.key(index)
             share = self.participation.fate(self.seed, self.round, key) if clients is None else 1.0
             if share > 0:
                 seats.append(Seat(position, index, key, share))
             else:
                 out.append(Dropped(index, self.population.client(index).name, "did not answer"))
-        return seats, out, len(indices)
+        return seats, out, len(asked)
 
-    def _in_order(self, clients: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        chosen = np.asarray(clients, dtype=np.int64)
+    def _turns(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in the order in which clients take their turn, which no caller chooses."""
         if self._order is None:
-            return np.sort(chosen)
+            return np.argsort(asked, kind="stable")
         if self._rank is None:
             self._rank = np.empty(len(self), dtype=np.int64)
             self._rank[self._order] = np.arange(len(self))
-        return chosen[np.argsort(self._rank[chosen])]
+        return np.argsort(self._rank[asked], kind="stable")
 
     def _exchange(
         self,
         work: Work,
         clients: Sequence[int] | NDArray[np.int64] | None,
         consume: Callable[[Iterator[tuple[Chunk, NDArray[np.bool_]]]], Any],
+        finite: bool = True,
     ) -> tuple[Any, tuple[Dropped, ...]]:
         seats, out, asked = self._seats(clients)
         required = self.participation.required(asked) if clients is None else 1
@@ -279,13 +291,13 @@ class Federation:
         with single_threaded_kernels():
             dropped = list(out)
             try:
-                result = consume(self._chunks(work, seats, dropped, None))
+                result = consume(self._chunks(work, seats, dropped, None, finite))
             except _WrongShapeError:
                 # which shape is right is for the majority to say: start over, as if not yet asked
                 self.states.pending, self.traffic.up = pending, up
                 dropped = list(out)
                 right = self._usual_shape(work, seats)
-                result = consume(self._chunks(work, seats, dropped, right))
+                result = consume(self._chunks(work, seats, dropped, right, finite))
         self.traffic.exchanges += 1
         self.traffic.down += bytes_of(work.broadcast) * asked
         self.dropped += dropped
@@ -299,7 +311,7 @@ class Federation:
         return result, tuple(dropped)
 
     def _chunks(
-        self, work: Work, seats: list[Seat], dropped: list[Dropped], right: Any
+        self, work: Work, seats: list[Seat], dropped: list[Dropped], right: Any, finite: bool
     ) -> Iterator[tuple[Chunk, NDArray[np.bool_]]]:
         """Replies with a flag for each that is usable; keeps the states of those."""
         first = right
@@ -313,7 +325,9 @@ class Federation:
                 good = np.zeros(count, dtype=np.bool_)
                 reason = "sent an upload of the wrong shape"
             else:
-                good = finite_rows((chunk.uploads, chunk.states), count)
+                good = np.ones(count, dtype=np.bool_)
+                if finite:
+                    good = finite_rows((chunk.uploads, chunk.states), count)
                 reason = "sent a value that is not finite"
             self.traffic.up += bytes_of(chunk.uploads)
             for i, seat in enumerate(chunk.seats):

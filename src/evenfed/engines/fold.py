@@ -79,6 +79,11 @@ class Fold:
             raise ConfigError("parts of an upload are named, so the upload must be a dict")
         kept = {name: uploads[name] for name in self.keep}
         folded = {k: v for k, v in uploads.items() if k not in self.keep} if kept else uploads
+        if self.by_part and set(folded) != set(self.sums):
+            raise ConfigError(
+                f"weights are given for the parts {sorted(self.sums)}, but the upload has "
+                f"{sorted(folded)}"
+            )
         rows = [i for i in range(len(chunk.seats)) if good[i]]
         for name, total in self.sums.items():
             total.add(chunk, uploads, folded[name] if self.by_part else folded, rows)

@@ -8,7 +8,7 @@ import torch
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
-from evenfed.core.errors import ClientError, EvenfedError
+from evenfed.core.errors import ClientError, DataError, EvenfedError
 from evenfed.core.randomness import generator
 from evenfed.core.tree import Tree
 from evenfed.engines.exchange import Chunk, Population, Seat, Work, row_for
@@ -20,6 +20,8 @@ def draws_for(work: Work, seat: Seat, state: Tree, size: int) -> Tree:
     """The random inputs of one client; a late client's batches are cut short."""
     if work.draws is None:
         return ()
+    if size == 0:
+        raise DataError(f"client {seat.index} has no {work.split} examples to draw from")
     draws = work.draws(generator(work.seed, work.purpose, work.round, seat.key), state, size)
     if seat.work >= 1:
         return draws

@@ -41,7 +41,7 @@ def capacities(sizes: NDArray[np.int64]) -> dict[int, int]:
 
 
 def grid_capacity(size: int) -> int:
-    """Capacity where the sizes of other clients are unknown: three leading bits, rounded up.
+    """Capacity where the sizes of other clients are unknown: four leading bits, rounded up.
 
     Examples
     --------

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from evenfed.core import tree as trees
+from evenfed.core.examples import Examples
+from evenfed.core.tree import Tree
+from evenfed.engines.exchange import bytes_of
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server
-from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.training import TrainsLocally
 
 
 @dataclass(frozen=True)
-class Centralized(FedAvg):
+class Centralized(TrainsLocally):
     """Training on the union of all clients' examples; a round is `local.epochs` passes over it."""
 
     name: ClassVar[str] = "centralized"
@@ -24,9 +27,17 @@ class Centralized(FedAvg):
     )
     exchanges: ClassVar[int] = 0
 
+    def train(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Train on the pooled examples."""
+        return {"params": self.trained(broadcast, data, draws)}, state
+
     def round(self, federation: Federation, server: Server) -> Server:
-        """Train on the pool."""
+        """Train on the pool; all rows are sent there, once."""
         pool = federation.pool
         pool.begin(federation.round)
-        mean = pool.mean(self.train, self.broadcast(federation, server), draws=self.draw)
-        return {"params": trees.add(server["params"], mean.value["update"])}
+        replies = pool.map(self.train, self.broadcast(federation, server), draws=self.draw)
+        if federation.round == 0:
+            federation.traffic.up += bytes_of(pool.population.client(0).split("train"))
+        return {"params": trees.row(replies.uploads["params"], 0)}

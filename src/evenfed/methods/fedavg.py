@@ -9,18 +9,15 @@ the share of its examples. `w_{t+1} = w_t + eta * sum_i a_i (w_i - w_t)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
-
-import torch
 
 from evenfed.core import tree as trees
 from evenfed.core.examples import Examples
-from evenfed.core.local import LocalTraining
-from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
-from evenfed.methods.base import EVALUATION, Method, Reveal, Server, check_not_negative
+from evenfed.methods.base import EVALUATION, Reveal, Server, check_not_negative
+from evenfed.methods.training import TrainsLocally
 
 UPDATE = Reveal(
     "train", "update", "model", "change of the model by the client's training, every round", True
@@ -28,7 +25,7 @@ UPDATE = Reveal(
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(TrainsLocally):
     """FedAvg.
 
     Parameters
@@ -47,7 +44,6 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     reveals: ClassVar[tuple[Reveal, ...]] = (UPDATE, EVALUATION)
 
-    local: LocalTraining = field(default_factory=LocalTraining)
     server_lr: float = 1.0
     weighting: Literal["auto", "size", "uniform"] = "auto"
 
@@ -57,19 +53,6 @@ class FedAvg(Method):
     def weights(self, federation: Federation) -> Literal["size", "uniform"]:
         """The weights of a mean over the cohort."""
         return federation.weighting if self.weighting == "auto" else self.weighting
-
-    def broadcast(self, federation: Federation, server: Server) -> dict[str, Tree]:
-        """What clients receive to train: the model and the round's rate."""
-        rate = self.local.rate(federation.round, federation.rounds)
-        return {"params": server["params"], "lr": rate}
-
-    def draw(self, generator: torch.Generator, state: Tree, size: int) -> Tree:
-        """The batches of a client."""
-        return self.local.draw(generator, state, size)
-
-    def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
-        """The client's model after local training, from the received one."""
-        return self.local.run(self.task, broadcast["params"], data, draws, lr=broadcast["lr"])
 
     def train(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree

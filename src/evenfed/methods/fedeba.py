@@ -13,11 +13,10 @@ between the losses and the line of equal losses above which local steps are alig
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.func import grad
 
 from evenfed.core import tree as trees
@@ -30,32 +29,19 @@ from evenfed.core.tree import Tree
 from evenfed.engines.exchange import ClientFunction
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_not_negative
-from evenfed.methods.fedavg import FedAvg
-from evenfed.methods.tilting import Answer, Tilting
+from evenfed.methods.eba import EBA, LOSS, UPDATE
+from evenfed.methods.tilting import Answer
 
 _SAFE = 0.3
 """Local rate x steps x alpha up to which aligned training was stable in our measurements."""
 
-UPDATE = Reveal("train", "update", "model", "change of the model by the client's training", False)
-LOSS = Reveal("train", "loss", "scalar", "loss of the model on the training data", False)
-
 
 @dataclass(frozen=True)
-class FedEBA(FedAvg):
+class FedEBA(EBA):
     """FedEBA+.
 
     Parameters
     ----------
-    tau : float
-        Temperature; infinite gives FedAvg's weights, near 0 all weight goes to the worst client.
-    tau_mode : {"absolute", "relative"}
-        `relative` multiplies tau by the spread (standard deviation) of the cohort's losses.
-    tau_decay, tau_power : float
-        `tau_t = tau / (1 + tau_decay * t) ** tau_power`.
-    p_max : float
-        Largest weight of a client; guards against clients with noisy labels. 1 is off.
-    loss_at : {"global", "local_final"}
-        Losses behind the weights: of the received model, or of the client's trained one.
     alpha : float
         Share of the alignment; below 1/2 it is stable, 0 is entropy-based aggregation alone.
     theta_deg : float
@@ -70,13 +56,12 @@ class FedEBA(FedAvg):
         along; the server's moves since the client last took part, which it knows without being
         sent anything (Prac-FedEBA+ with FedAvg's traffic); or the first local steps of the last
         round.
-    robust : float
-        Weight of a self-distillation loss on contrast-reduced inputs, in training and weights.
+    others
+        As for EBA.
     """
 
     name: ClassVar[str] = "fedeba"
     title: ClassVar[str] = "FedEBA+"
-    paper: ClassVar[str] = "Wang et al., ICML 2026 (rebuilt)"
     reveals: ClassVar[tuple[Reveal, ...]] = (
         Reveal("probe", "gradient", "model", "gradient at the received model", False),
         Reveal("probe", "loss", "scalar", "loss of the received model", False),
@@ -88,28 +73,17 @@ class FedEBA(FedAvg):
     )
     exchanges: ClassVar[int] = 2
 
-    tau: float = 0.1
-    tau_mode: Literal["absolute", "relative"] = "absolute"
-    tau_decay: float = 0.0
-    tau_power: float = 1.0
-    p_max: float = 1.0
-    loss_at: Literal["global", "local_final"] = "global"
     alpha: float = 0.3
     theta_deg: float = 0.0
     cv_threshold: float = -1.0
     align_clip: bool = False
     fair_gradient: Literal["exact", "stale", "kept", "first_step"] = "exact"
-    robust: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(
-            self.name, tau_decay=self.tau_decay, theta_deg=self.theta_deg, robust=self.robust
-        )
-        if not self.tau > 0:
-            raise ConfigError(f"{self.name}: tau must be greater than 0, but is {self.tau}")
-        if not 0 < self.p_max <= 1 or not 0 <= self.alpha <= 1:
-            raise ConfigError(f"{self.name}: p_max must be in (0, 1] and alpha in [0, 1]")
+        check_not_negative(self.name, theta_deg=self.theta_deg)
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"{self.name}: alpha must be in [0, 1], but is {self.alpha}")
 
     @property
     def threshold(self) -> float:
@@ -139,25 +113,7 @@ class FedEBA(FedAvg):
             )
         return found
 
-    @property
-    def tilting(self) -> Tilting:
-        """How losses become weights."""
-        return Tilting(self.tau, self.tau_mode, self.tau_decay, self.tau_power, self.p_max)
-
     # client side
-
-    def loss(self, params: Params, data: Examples) -> Tensor:
-        """The loss behind the weights."""
-        plain = self.task.mean_loss(params, data)
-        return plain + self.distillation(params, data, ()) if self.robust else plain
-
-    def distillation(self, params: Params, batch: Examples, context: Tree) -> Tensor:
-        """`robust` times the divergence of predictions from those at reduced contrast."""
-        real = batch.weight
-        a = self.task.probabilities(self.task.outputs(params, batch.x)).clamp(min=1e-12)
-        b = self.task.probabilities(self.task.outputs(params, 0.8 * batch.x)).clamp(min=1e-12)
-        divergence = (a * (a.log() - b.log())).sum(-1)
-        return self.robust * (divergence * real).sum() / real.sum().clamp(min=1)
 
     def aligned(self, gradient: Params, params: Params, batch: Examples, pull: Tree) -> Params:
         """`(1 - alpha) grad F_i + alpha g~`, clipped on request."""
@@ -182,12 +138,11 @@ class FedEBA(FedAvg):
         fair = trees.map(lambda t: (t * scale).to(t.dtype), moved)
         return {"fair": fair, "alpha": share * broadcast["aligns"] * (state["seen"] >= 0)}
 
-    def trained(self, broadcast: Tree, data: Examples, draws: Tree, pull: Tree = ()) -> Params:
-        """The client's model after local training, aligned if there is something to align with."""
+    def aligned_model(self, broadcast: Tree, data: Examples, draws: Tree, pull: Tree) -> Params:
+        """The client's model after local training aligned with the pull."""
         return self.local.run(
             self.task, broadcast["params"], data, draws, lr=broadcast["lr"],
-            term=self.distillation if self.robust else None,
-            gradient=self.aligned if pull else None, context=pull,
+            term=self.distillation if self.robust else None, gradient=self.aligned, context=pull,
         )  # fmt: skip
 
     def probe(
@@ -202,13 +157,15 @@ class FedEBA(FedAvg):
         self, broadcast: Tree, state: Tree, data: Examples, draws: Batches
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function: local training; sends the change, the loss, and what is asked for."""
-        params = broadcast["params"]
-        new = self.trained(broadcast, data, draws, self.pull(broadcast, state))
-        at = new if self.loss_at == "local_final" else params
-        upload = {"update": trees.subtract(new, params), "loss": self.loss(at, data)}
+        params, pull = broadcast["params"], self.pull(broadcast, state)
+        if pull:
+            new = self.aligned_model(broadcast, data, draws, pull)
+        else:
+            new = self.trained(broadcast, data, draws)
+        upload = self.sent(broadcast, new, data)
         if self.alpha and self.fair_gradient == "first_step":
-            step = self.trained(broadcast, data, Batches(draws.index[:1], draws.mask[:1]))
-            upload["first"] = trees.subtract(step, params)
+            first = replace(draws, index=draws.index[:1], mask=draws.mask[:1])
+            upload["first"] = trees.subtract(self.trained(broadcast, data, first), params)
         if self.alpha and self.fair_gradient in ("stale", "kept"):
             upload["steps"] = self.local.step_count(draws)
         if self.alpha and self.fair_gradient == "kept":
@@ -236,10 +193,9 @@ class FedEBA(FedAvg):
 
     def round(self, federation: Federation, server: Server) -> Server:
         """Probe if the fair gradient is exact, align or not, train, weigh by losses."""
-        broadcast = self.broadcast(federation, server)
         if not self.alpha:
-            answer = self._weighed(federation, self.train, broadcast)
-            return {"params": self._moved(server["params"], answer.value["update"])}
+            return super().round(federation, server)
+        broadcast = self.broadcast(federation, server)
         if self.fair_gradient != "exact":
             return self._practical_round(federation, server, broadcast)
         probe = self._weighed(
@@ -255,7 +211,7 @@ class FedEBA(FedAvg):
             # model alignment: the mean of one full-batch step of every client
             step = trees.scale(probe.value["mean"], -float(broadcast["lr"]))
             move = self._mixed(move, step)
-        return {"params": self._moved(server["params"], move)}
+        return {"params": self.moved(server["params"], move)}
 
     def _practical_round(self, federation: Federation, server: Server, sent: Tree) -> Server:
         """One exchange: the fair gradient is the one of the last round."""
@@ -282,7 +238,7 @@ class FedEBA(FedAvg):
         else:
             fair = trees.scale(value["update"], -1.0 / (rate * float(steps)))
         return {
-            "params": self._moved(server["params"], move),
+            "params": self.moved(server["params"], move),
             "fair": fair,
             "angle": torch.tensor(fair_angle(answer.losses)),
             "steps": steps,
@@ -292,45 +248,18 @@ class FedEBA(FedAvg):
         federation.note(fair_angle=angle, aligned=angle > self.threshold)
         return angle > self.threshold
 
-    def _moved(self, params: Params, update: Tree) -> Params:
-        return trees.add(params, update, self.server_lr)  # type: ignore[no-any-return]
-
     def _mixed(self, update: Tree, one_step: Tree) -> Tree:
         return trees.add(trees.scale(update, 1 - self.alpha), one_step, self.alpha)
 
     def _weighed(
-        self,
-        federation: Federation,
-        function: ClientFunction,
-        broadcast: Tree,
-        *,
-        fair: tuple[str, ...] = ("update",),
-        plain: dict[str, str] | None = None,
-        weights: Tensor | None = None,
+        self, federation: Federation, function: ClientFunction, broadcast: Tree, **options: Any
     ) -> Answer:
-        """One exchange: means with entropy weights of `fair`, plain means of `plain`."""
+        """One exchange with entropy weights; see `Tilting.exchange`."""
+        draws = None if function == self.probe else self.draw
+        prior = self.weights(federation)
         return self.tilting.exchange(
-            federation,
-            function,
-            broadcast,
-            draws=None if function == self.probe else self.draw,
-            prior=self.weights(federation),
-            fair=fair,
-            plain=plain or {},
-            weights=weights,
+            federation, function, broadcast, draws=draws, prior=prior, **options
         )
-
-
-@dataclass(frozen=True)
-class EBA(FedEBA):
-    """Entropy-based aggregation alone: FedEBA+ without alignment, one exchange."""
-
-    name: ClassVar[str] = "eba"
-    title: ClassVar[str] = "EBA"
-    reveals: ClassVar[tuple[Reveal, ...]] = (UPDATE, LOSS, EVALUATION)
-    exchanges: ClassVar[int] = 1
-
-    alpha: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -343,3 +272,8 @@ class PracFedEBA(FedEBA):
     exchanges: ClassVar[int] = 1
 
     fair_gradient: Literal["exact", "stale", "kept", "first_step"] = "kept"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fair_gradient == "exact":
+            raise ConfigError("prac_fedeba: an exact fair gradient takes a second exchange: fedeba")

@@ -12,11 +12,11 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server
-from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.training import TrainsLocally
 
 
 @dataclass(frozen=True)
-class Local(FedAvg):
+class Local(TrainsLocally):
     """Local training alone; nothing is exchanged but evaluations."""
 
     name: ClassVar[str] = "local"
@@ -40,7 +40,7 @@ class Local(FedAvg):
     def round(self, federation: Federation, server: Server) -> Server:
         """Everybody in the cohort trains alone."""
         rate = self.local.rate(federation.round, federation.rounds)
-        federation.map(self.train, {"lr": rate}, draws=self.draw)
+        federation.map(self.train, {"lr": rate}, draws=self.draw, counted=False)
         return server
 
     def parameters(self, deployed: Tree, state: Tree) -> Params:

@@ -69,8 +69,8 @@ class Tilting:
         *,
         draws: DrawFunction | None,
         prior: Prior,
-        fair: tuple[str, ...],
-        plain: dict[str, str],
+        fair: tuple[str, ...] = ("update",),
+        plain: dict[str, str] | None = None,
         weights: Tensor | None = None,
     ) -> Answer:
         """One exchange whose uploads hold a `loss`.
@@ -84,6 +84,7 @@ class Tilting:
         weights : Tensor `(len(cohort),)`, optional
             Weights known from an earlier exchange, instead of the losses in these uploads.
         """
+        plain = plain or {}
 
         def each(upload: Tree) -> Tree:
             parts = {part: upload[part] for part in fair}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,23 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.core.examples import Examples
+from evenfed.core.local import LocalTraining
+from evenfed.core.noise import draw_salts
+from evenfed.core.randomness import generator
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import FederatedDataset, Split
+from evenfed.engines.options import EngineOptions
 from evenfed.methods.base import Method
 from evenfed.methods.centralized import Centralized
 from evenfed.metrics.bootstrap import Interval
 from evenfed.metrics.client import mean_loss
 from evenfed.metrics.excess import FAA, faa, surrogate_references
+from evenfed.metrics.geometry import geometry
 from evenfed.runs.config import RunConfig
 from evenfed.runs.evaluation import Evaluation
 from evenfed.runs.runner import Runner, Settings
@@ -165,6 +171,7 @@ class Result:
         return faa(
             mean_loss(evaluation.counts), references, mean_accuracy=accuracy,
             reference="estimated clusters" if estimated else "true clusters",
+            sizes=evaluation.sizes,
         )  # fmt: skip
 
     def _reference_losses(self, members: tuple[int, ...]) -> Any:
@@ -173,9 +180,69 @@ class Result:
         local = getattr(self.method, "local", None)
         reference = Centralized(local=local) if local is not None else Centralized()
         settings = Settings(self.config.rounds, self.config.seed, 0)
-        runner = Runner(reference, part, self._runner.task, settings)
+        options = EngineOptions(device=str(self._runner.task.device))
+        runner = Runner(reference, part, self._runner.task, settings, engine=options)
         runner.run()
         return mean_loss(runner.evaluate("test").counts)
+
+    def geometry(
+        self,
+        split: Split = "train",
+        *,
+        probes: int = 30,
+        rate: float | None = None,
+        path: int = 10,
+        lanczos: int = 20,
+        rows: int = 1024,
+    ) -> pd.DataFrame:
+        """Loss geometry at the model that each client uses, on its own examples; a row a client.
+
+        Parameters
+        ----------
+        probes : int
+            Rademacher vectors of Hutchinson's estimate of the Hessian's trace.
+        rate, path : float, int
+            Rate (default: that of local training) and length of the path on which signs of
+            gradients are counted.
+        lanczos : int
+            Products with the Hessian for its eigenvalue of largest magnitude.
+        rows : int
+            Examples a client at most, the first ones.
+
+        Examples
+        --------
+        >>> import evenfed as ef
+        >>> ef.train("fedavg", "synthetic", rounds=1).geometry(probes=2, rows=64).columns[0]
+        'sign_entropy'
+        """
+        if rate is None:
+            local = getattr(self.method, "local", None)
+            rate = local.lr if isinstance(local, LocalTraining) else 0.1
+        federation = self._runner.federation
+        clients = self._runner.evaluated_clients()
+        sizes = self.data.sizes(split)
+        asked = clients if sizes is None else clients[sizes[clients] > 0]
+        # one set of random vectors for all clients and methods: they are then compared in pairs
+        salts = draw_salts(generator(self.config.seed, "geometry"), 1 + probes)
+        replies = federation.map(
+            _Geometry(self.method, rate, path, lanczos, rows),
+            {"deployed": self.method.deployed(self.server), "salts": salts},
+            clients=asked, split=split, finite=False, counted=False,
+        )  # fmt: skip
+        federation.states.rollback()
+        names = [self.data.client(int(i)).name for i in replies.clients]
+        columns = {k: v.double().cpu().numpy() for k, v in replies.uploads.items()}
+        return pd.DataFrame(columns, index=pd.Index(names, name="client")).sort_index()
+
+    def using(self, **options: Any) -> Result:
+        """The same trained run, with other options of its method from here on.
+
+        For options that say how a trained state is used: `using(deploy="global")`.
+        """
+        runner = copy.copy(self._runner)
+        method = replace(self.method, **options)
+        runner.method = method.bound(self._runner.task, self.method.first)
+        return Result(runner, self.config, self.folder)
 
     def measured(self) -> dict[str, Any]:
         """The content of `result.json`: summary metrics, intervals, cost, ledger."""
@@ -223,6 +290,28 @@ class Result:
         return (
             f"Result({self.method.title} on {self.data.schema.name}, {self.config.rounds} rounds)"
         )
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Client function: the measures of `metrics.geometry`."""
+
+    method: Method
+    rate: float
+    path: int
+    lanczos: int
+    rows: int
+
+    def __call__(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        some = trees.map(lambda t: t[: self.rows], data)
+        params = self.method.parameters(broadcast["deployed"], state)
+        measured = geometry(
+            self.method.task.mean_loss, params, some, broadcast["salts"],
+            rate=self.rate, path=self.path, lanczos=self.lanczos,
+        )  # fmt: skip
+        return dict(measured), state
 
 
 @dataclass(frozen=True)

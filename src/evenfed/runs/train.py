@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def train(
         method=method_table(chosen),
         data=DataConfig(name=data.schema.name),
         model=ModelConfig(name=name),
+        participation=asdict(takes),
+        engine=asdict(runs_on),
         rounds=rounds,
         seed=seed,
         evaluate_every=evaluate_every,
