@@ -237,17 +237,19 @@ class Focus(FedAvg):
 
     def parameters(self, deployed: Tree, state: Tree) -> Params:
         """The one model, if there is but one."""
-        if self.models > 1:
+        count = len(trees.leaves(deployed)[0])
+        if count > 1:
             raise ConfigError(
-                f"'focus' predicts with a mean of its {self.models} models, so that no client has "
+                f"'{self.name}' predicts with a mean of its {count} models, so that no client has "
                 "one model's weights; result.server['params'] holds the models, stacked"
             )
         return trees.row(deployed, 0)  # type: ignore[no-any-return]
 
     def adapted(self, deployed: Tree, data: Examples) -> Tree:
         """Labels of a client that took no part: E steps from equal ones."""
-        losses = self.losses(deployed, data) * self.n_label_steps
-        return {"log_pi": e_step(uniform(self.models).to(losses.device), losses, self.pi_floor)}
+        with torch.no_grad():
+            losses = self.losses(deployed, data) * self.n_label_steps
+        return {"log_pi": e_step(uniform(len(losses)).to(losses.device), losses, self.pi_floor)}
 
     def memberships(self, server: Server, population: Population) -> Tensor:
         """Labels `pi_em` `(K, M)` that the server last saw, clients as in `population`."""

@@ -61,6 +61,9 @@ def choose(focus: Focus, federation: Federation) -> Choice:
     spent = Traffic()
     if focus.m != "auto" and focus.n_init == 1:
         return Choice(focus.m, traffic=spent)
+    validation = federation.population.sizes("val")
+    if focus.m == "auto" and validation is not None and not validation.any():
+        raise ConfigError("focus: m='auto' needs validation examples, and no client has any")
     best = []
     for models in sizes:
         starts = range(focus.n_init if models > 1 else 1)
@@ -97,14 +100,16 @@ def _trial(
 
 
 def _loss(focus: Focus, federation: Federation, server: Server, split: str) -> float:
-    """Mean over clients of the mean loss of their ensembles."""
+    """Mean over clients of the mean loss of their ensembles; infinite where one diverged."""
     clients, sizes = federation.everyone, federation.population.sizes(split)
     if sizes is not None:
         clients = clients[sizes[clients] > 0]
-    if not len(clients):
-        raise ConfigError(f"focus: m='auto' needs {split} examples, and no client has any")
-    replies = federation.map(focus.evaluate, server["params"], clients=clients, split=split)
-    return float(np.nanmean(mean_loss(replies.uploads["counts"])))
+    replies = federation.map(
+        focus.evaluate, server["params"], clients=clients, split=split, finite=False, counted=False
+    )
+    counts = replies.uploads["counts"]
+    losses = mean_loss(counts)[(counts.size > 0).cpu().numpy()]
+    return float(np.where(np.isnan(losses), np.inf, losses).mean())
 
 
 def count_in(total: Traffic, more: Traffic) -> None:

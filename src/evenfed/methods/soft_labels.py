@@ -31,7 +31,7 @@ def e_step(log_pi: Tensor, losses: Tensor, floor: float = 0.0) -> Tensor:
     log_pi, losses : Tensor `(M,)`
         Old labels as logarithms; mean loss of each model.
     floor : float
-        Least label; 0 is none.
+        Least label, by mixing with equal ones; 0 is none.
 
     Examples
     --------
@@ -39,7 +39,10 @@ def e_step(log_pi: Tensor, losses: Tensor, floor: float = 0.0) -> Tensor:
     tensor([0.7500, 0.2500], dtype=torch.float64)
     """
     new = (log_pi - losses.to(log_pi.dtype)).log_softmax(-1)
-    return new.clamp(min=math.log(floor)).log_softmax(-1) if floor else new
+    if not floor:
+        return new
+    rest = math.log1p(-floor * new.shape[-1])
+    return torch.logaddexp(new + rest, torch.full_like(new, math.log(floor)))
 
 
 def effective_clusters(log_pi: Tensor) -> float:
