@@ -14,7 +14,7 @@ from evenfed.core import tree as trees
 from evenfed.core.examples import Examples
 from evenfed.core.noise import draw_salts, rademacher_like
 from evenfed.core.sign_entropy import entropy
-from evenfed.core.task import Params
+from evenfed.core.task import Params, Task
 from evenfed.metrics.geometry import geometry, hessian_trace, sign_pattern, top_eigenvalue
 
 SALTS = draw_salts(torch.Generator().manual_seed(0), 401)
@@ -68,6 +68,12 @@ def test_hutchinson_is_the_mean_of_its_quadratic_forms() -> None:
     trace, error = hessian_trace(loss, start(), DATA, SALTS[1:6])
     torch.testing.assert_close(trace, forms.mean())
     torch.testing.assert_close(error, forms.std() / 5**0.5)
+
+
+def test_one_probe_has_no_standard_error() -> None:
+    trace, error = hessian_trace(loss, start(), DATA, SALTS[:1])
+    assert torch.isfinite(trace)
+    assert torch.isnan(error)
 
 
 def test_hutchinson_is_exact_for_a_diagonal_hessian() -> None:
@@ -154,7 +160,7 @@ def test_clients_side_by_side_measure_as_alone() -> None:
 
 
 def test_padding_changes_nothing() -> None:
-    task = ef.core.task.Task(lambda: torch.nn.Linear(3, 2), "binary", 2, 1)
+    task = Task(lambda: torch.nn.Linear(3, 2), "binary", 2, 1)
     data = Examples.of(DATA.x.float(), DATA.y)
     a, b = (
         geometry(task.mean_loss, task.init(), d, SALTS[:4], rate=0.5)

@@ -100,6 +100,8 @@ def hessian_trace(
         z = rademacher_like(params, salt)
         values.append(trees.dot(z, product(z)))
     found = torch.stack(values)
+    if len(values) == 1:
+        return found.mean(), torch.full_like(found.mean(), torch.nan)
     return found.mean(), found.std() / len(values) ** 0.5
 
 
