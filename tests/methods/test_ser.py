@@ -75,12 +75,19 @@ def test_bytes_do_not_depend_on_rho(
         assert plain == [(li["bytes_up"], li["bytes_down"], li["exchanges"]) for li in fedavg]
 
 
-@pytest.mark.parametrize("cls", [FedProx, Scaffold, QFFL])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"when": "interval", "interval": 2}, {"when": "step"}, {"mode": "gate"},
-     {"control": "random", "when": "step"}, {"control": "shrink"}],
-)  # fmt: skip
+    ("cls", "options"),
+    [
+        (FedProx, {}),
+        (FedProx, {"when": "step"}),
+        (FedProx, {"mode": "gate"}),
+        (Scaffold, {}),
+        (Scaffold, {"when": "interval", "interval": 2}),
+        (Scaffold, {"when": "step", "control": "random"}),
+        (QFFL, {}),
+        (QFFL, {"control": "shrink"}),
+    ],
+)
 def test_it_works_inside_other_methods_on_both_engines(
     cls: type[FedAvg],
     options: dict[str, Any],

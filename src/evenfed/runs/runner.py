@@ -181,8 +181,9 @@ class Runner:
                 if self.folder is not None:
                     self.folder.append_history(line)
                     last = t + 1 == self.settings.rounds
-                    # the first round also settles which engine `auto` takes
-                    if last or t == 0 or (t + 1) % self.settings.checkpoint_every == 0:
+                    # the first round that trained also settles which engine `auto` takes
+                    settled = t == 0 and "void" not in line
+                    if last or settled or (t + 1) % self.settings.checkpoint_every == 0:
                         self._checkpoint(t + 1)
                 self.next_round = t + 1
                 self.observer.round_done(line)
