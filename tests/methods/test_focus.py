@@ -622,11 +622,10 @@ def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(seed: in
     methods = {
         "focus": APART,
         "fedavg": FedAvg(local=FIVE_EPOCHS),
-        "q=0.1": QFFL(q=0.1, local=FIVE_EPOCHS),
         "q=1": QFFL(q=1.0, local=FIVE_EPOCHS),
         "q=10": QFFL(q=10.0, local=FIVE_EPOCHS),
     }
-    measured = {name: on_rotated(m, data, seed, 100).faa() for name, m in methods.items()}
+    measured = {name: on_rotated(m, data, seed, 40).faa() for name, m in methods.items()}
     faa = {name: m.faa for name, m in measured.items()}
     accuracy = {name: m.mean_accuracy or 0.0 for name, m in measured.items()}
     assert min(faa, key=faa.__getitem__) == "focus"

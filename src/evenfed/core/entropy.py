@@ -11,7 +11,8 @@ from torch import Tensor
 def entropy_weights(losses: Tensor, tau: float, prior: Tensor, p_max: float = 1.0) -> Tensor:
     """Weights `(n,)` proportional to `prior * exp(losses / tau)`, none above `p_max`.
 
-    What a cap takes from a client goes to the others in proportion to their weights.
+    What a cap takes from a client goes to the others in proportion to their weights. A cap below
+    `1 / n` cannot be kept; it gives everybody `1 / n`.
 
     Examples
     --------
@@ -19,16 +20,16 @@ def entropy_weights(losses: Tensor, tau: float, prior: Tensor, p_max: float = 1.
     >>> [round(v, 6) for v in w.tolist()]
     [0.5, 0.5]
     """
-    # the largest loss is subtracted, so that exp neither overflows nor loses all of them
-    raw = prior.double() * torch.exp((losses.double() - losses.double().max()) / tau)
-    p = raw / raw.sum()
+    # in logarithms, so that exp neither overflows nor loses those far below the largest loss
+    score = prior.double().log() + losses.double() / tau
+    p = score.softmax(0)
     cap = max(p_max, 1.0 / len(p))
     held = torch.zeros_like(p, dtype=torch.bool)
     while bool((p > cap * (1 + 1e-12)).any()):
         held |= p > cap
-        free = raw * ~held
         room = 1.0 - cap * float(held.sum())
-        p = torch.where(held, cap, free / free.sum() * room if float(free.sum()) > 0 else room)
+        rest = score.masked_fill(held, -math.inf).softmax(0) * room
+        p = torch.where(held, torch.full_like(p, cap), rest)
     return p
 
 
@@ -44,4 +45,6 @@ def fair_angle(losses: Tensor) -> float:
     """
     values = losses.double()
     mean = float(values.mean())
+    if float(values.min()) == float(values.max()):
+        return 0.0
     return math.degrees(math.atan2(float(values.std(correction=0)), mean)) if mean else 0.0

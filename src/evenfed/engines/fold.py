@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from evenfed.core import tree as trees
-from evenfed.core.errors import ConfigError, EvenfedError
+from evenfed.core.errors import ConfigError, EvenfedError, QuorumError
 from evenfed.core.tree import Tree
 from evenfed.engines.exchange import Chunk, Dropped, Mean
 
@@ -166,6 +166,10 @@ class _Sum:
         return plain, None
 
     def mean(self, name: str) -> Tree:
+        if self.weight == 0:
+            raise QuorumError(
+                f"nobody with any weight answered '{name}': weights need a positive, finite sum"
+            )
         if not self.weight > 0 or not math.isfinite(self.weight):
             raise EvenfedError(
                 f"the weights of the mean over '{name}' sum to {self.weight}; "

@@ -94,22 +94,19 @@ class FedEBA(EBA):
 
     def advice(self, federation: Federation) -> list[str]:
         """Warn where the alignment is known to be fragile."""
-        if not self.alpha or self.align_clip:
-            return []
-        sizes = federation.population.sizes()
-        rows = self.local.batch or 1
-        passes = -(-int(sizes.max()) // rows) if sizes is not None and self.local.batch else 1
-        reach = self.local.lr * (self.local.steps or self.local.epochs * passes) * self.alpha
-        found = []
-        if self.alpha >= 0.5:
+        found = super().advice(federation)
+        if not self.alpha or self.threshold >= 90:
+            return found
+        reach = self.local.lr * self.steps(federation) * self.alpha
+        if self.alpha >= (0.9 if self.align_clip else 0.5):
             found.append(
-                f"{self.name}: alpha = {self.alpha} is not stable for every rate: below 0.5 it is; "
-                "or set align_clip=true"
+                f"{self.name}: alpha = {self.alpha} is not stable for every rate: below 0.5 it is "
+                "(below 0.9 with align_clip=true)"
             )
-        if reach > _SAFE:
+        if reach >= _SAFE and not self.align_clip:
             found.append(
-                f"{self.name}: local rate x steps x alpha = {reach:.2g} is above {_SAFE}, where "
-                "aligned training was seen to collapse; lower lr, steps or alpha"
+                f"{self.name}: local rate x steps x alpha = {reach:.2g} is not below {_SAFE}, "
+                "where aligned training was seen to collapse; lower lr, steps or alpha"
             )
         return found
 
@@ -132,11 +129,12 @@ class FedEBA(EBA):
         if "aligns" not in broadcast:
             return ()
         # a client knows where the model was when it last took part, hence its mean move since
-        rounds = (broadcast["round"] - state["seen"]).clamp(min=1)
-        scale = 1.0 / (rounds * broadcast["lr"] * broadcast["steps"] * self.server_lr)
+        walked = broadcast["path"] - state["path"]
+        known = (state["path"] >= 0) & (walked > 0)
+        scale = torch.where(known, 1.0 / torch.where(known, walked, 1.0), 0.0)
         moved = trees.subtract(state["last"], broadcast["params"])
         fair = trees.map(lambda t: (t * scale).to(t.dtype), moved)
-        return {"fair": fair, "alpha": share * broadcast["aligns"] * (state["seen"] >= 0)}
+        return {"fair": fair, "alpha": share * broadcast["aligns"] * known}
 
     def aligned_model(self, broadcast: Tree, data: Examples, draws: Tree, pull: Tree) -> Params:
         """The client's model after local training aligned with the pull."""
@@ -150,7 +148,7 @@ class FedEBA(EBA):
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function: loss and gradient of the received model on all training data."""
         params = broadcast["params"]
-        gradient = grad(self.task.mean_loss)(params, data)
+        gradient = grad(self.loss)(params, data)
         return {"gradient": gradient, "loss": self.loss(params, data)}, state
 
     def train(
@@ -169,26 +167,30 @@ class FedEBA(EBA):
         if self.alpha and self.fair_gradient in ("stale", "kept"):
             upload["steps"] = self.local.step_count(draws)
         if self.alpha and self.fair_gradient == "kept":
-            state = {"last": params, "seen": broadcast["round"]}
+            state = {"last": params, "path": broadcast["path"]}
         return upload, state
 
     def client_state(self, generator: torch.Generator, size: int) -> Tree:
         """Nothing, or the model at the client's last round where it computes the pull itself."""
         if not self.alpha or self.fair_gradient != "kept":
             return ()
-        return {"last": trees.zeros_like(self.first), "seen": torch.tensor(-1.0)}
+        return {"last": trees.zeros_like(self.first), "path": torch.tensor(-1.0)}
 
     # server side
 
     def start(self, federation: Federation) -> Server:
-        """The model; where the last round matters, also its angle, steps and fair gradient."""
+        """The model; where earlier rounds matter, also angle, fair gradient and path.
+
+        The path is the sum over rounds of server rate x local rate x steps: the length in which
+        a move of the model is a mean gradient.
+        """
         if not self.alpha or self.fair_gradient == "exact":
             return {"params": self.first}
         return {
             "params": self.first,
             "fair": trees.zeros_like(self.first),
             "angle": torch.tensor(-1.0),
-            "steps": torch.tensor(1.0),
+            "path": torch.tensor(0.0),
         }
 
     def round(self, federation: Federation, server: Server) -> Server:
@@ -219,29 +221,27 @@ class FedEBA(EBA):
         known = float(server["angle"]) >= 0
         aligns = known and self._aligns(federation, float(server["angle"]))
         if self.fair_gradient == "kept":
-            now = torch.tensor(float(federation.round))
-            sent |= {"aligns": torch.tensor(float(aligns)), "round": now, "steps": server["steps"]}
+            sent |= {"aligns": torch.tensor(float(aligns)), "path": server["path"]}
         elif aligns:
             sent["fair"] = server["fair"]
         first = self.fair_gradient == "first_step"
-        parts = ("update", "first") if first else ("update",)
-        plain = {"mean": "first"} if first else {"mean_steps": "steps"}
+        parts = ("update", "first") if first else ("update", "steps")
+        plain = {"mean": "first"} if first else {}
         answer = self._weighed(federation, self.train, sent, fair=parts, plain=plain)
         value, move = answer.value, answer.value["update"]
         if known and not aligns:
             # the last round's direction stands for the mean first step where none is sent
             step = value["mean"] if first else trees.scale(server["fair"], -rate)
             move = self._mixed(move, step)
-        steps = server["steps"] if first else value["mean_steps"]
-        if first:
-            fair = trees.scale(value["first"], -1.0 / rate)
-        else:
-            fair = trees.scale(value["update"], -1.0 / (rate * float(steps)))
+        walked = rate if first else rate * float(value["steps"])
+        fair = server["fair"]
+        if walked > 0:  # a schedule may end at a rate of zero
+            fair = trees.scale(value["first" if first else "update"], -1.0 / walked)
         return {
             "params": self.moved(server["params"], move),
             "fair": fair,
             "angle": torch.tensor(fair_angle(answer.losses)),
-            "steps": steps,
+            "path": server["path"] + self.server_lr * walked,
         }
 
     def _aligns(self, federation: Federation, angle: float) -> bool:

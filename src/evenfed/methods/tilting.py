@@ -5,6 +5,7 @@ Shared by the methods that give clients with larger losses more weight.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,7 +58,7 @@ class Tilting:
     def temperature(self, round: int, losses: Tensor | None = None) -> float:
         """The temperature of a round."""
         tau: float = self.tau / (1 + self.decay * round) ** self.power
-        if self.mode == "absolute" or losses is None:
+        if self.mode == "absolute" or losses is None or math.isinf(tau):
             return tau
         return max(tau * float(losses.double().std(correction=0)), 1e-12)
 
@@ -106,7 +107,7 @@ class Tilting:
             each=each,
             keep=("loss",),
         )
-        losses = mean.kept["loss"].double()
+        losses = mean.kept["loss"].double().cpu()
         shares = self._shares(federation, losses, mean.sizes, prior)
         return Answer(mean.value, mean.clients, losses, shares)
 
@@ -124,12 +125,14 @@ class Tilting:
         """The same where weights need all losses first: holds the uploads of the cohort."""
         replies = federation.map(function, broadcast, draws=draws)
         uploads = each(replies.uploads)
-        losses = uploads["loss"].double()
+        losses = uploads["loss"].double().cpu()
         shares = self._shares(federation, losses, replies.sizes, prior)
         even = torch.full_like(shares, 1.0 / len(shares))
 
         def mean(tree: Tree, p: Tensor) -> Tree:
-            return trees.map(lambda t: torch.tensordot(p, t.double(), dims=1).to(t.dtype), tree)
+            return trees.map(
+                lambda t: torch.tensordot(p.to(t.device), t.double(), dims=1).to(t.dtype), tree
+            )
 
         value = {part: mean(uploads[part], shares) for part in fair}
         value |= {name: mean(uploads[name], even) for name in plain}
