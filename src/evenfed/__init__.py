@@ -30,12 +30,17 @@ _PUBLIC = {
     "Federation": "engines.federation",
     "Participation": "engines.participation",
     "Centralized": "methods.centralized",
+    "EBA": "methods.eba",
     "FedAvg": "methods.fedavg",
+    "FedEBA": "methods.fedeba",
     "FedProx": "methods.fedprox",
+    "Focus": "methods.focus",
     "Local": "methods.local",
     "Method": "methods.base",
+    "PracFedEBA": "methods.fedeba",
     "QFFL": "methods.qffl",
     "Reveal": "methods.base",
+    "SER": "methods.ser",
     "Scaffold": "methods.scaffold",
     "register": "methods.registry",
     "Result": "runs.result",
@@ -56,19 +61,25 @@ if TYPE_CHECKING:
     from evenfed.engines.participation import Participation
     from evenfed.methods.base import Method, Reveal
     from evenfed.methods.centralized import Centralized
+    from evenfed.methods.eba import EBA
     from evenfed.methods.fedavg import FedAvg
+    from evenfed.methods.fedeba import FedEBA, PracFedEBA
     from evenfed.methods.fedprox import FedProx
+    from evenfed.methods.focus import Focus
     from evenfed.methods.local import Local
     from evenfed.methods.qffl import QFFL
     from evenfed.methods.registry import register
     from evenfed.methods.scaffold import Scaffold
+    from evenfed.methods.ser import SER
     from evenfed.runs.result import Result
     from evenfed.runs.study import study
     from evenfed.runs.train import resume, train
 
 __all__ = [
+    "EBA",
     "IID",
     "QFFL",
+    "SER",
     "ByColumn",
     "Centralized",
     "ClientData",
@@ -77,15 +88,18 @@ __all__ = [
     "EvenfedError",
     "Examples",
     "FedAvg",
+    "FedEBA",
     "FedProx",
     "FederatedDataset",
     "Federation",
+    "Focus",
     "Groups",
     "LabelNoise",
     "Local",
     "LocalTraining",
     "Method",
     "Participation",
+    "PracFedEBA",
     "QuantitySkew",
     "Result",
     "Reveal",
