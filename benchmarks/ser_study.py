@@ -38,6 +38,7 @@ REGIMES = {"full": {"batch": 0, "steps": STEPS}, "mini": {"batch": 20, "steps": 
 ARMS: dict[str, dict[str, Any]] = {
     "none": {"ser.rho": 0.0},
     "lr x0.5": {"ser.rho": 0.0, "lr": RATE / 2},
+    "posthoc 0.01": {"ser.rho": 0.01},
     "posthoc 0.1": {"ser.rho": 0.1},
     "posthoc 0.1, random": {"ser.rho": 0.1, "ser.control": "random"},
     "posthoc 0.1, shrink": {"ser.rho": 0.1, "ser.control": "shrink"},
