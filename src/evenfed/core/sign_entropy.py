@@ -55,7 +55,7 @@ def entropy(p: Tensor) -> Tensor:
     [0.0, 1.0, 0.0]
     """
     nats: Tensor = torch.special.xlogy(p, p) + torch.special.xlogy(1 - p, 1 - p)
-    return -nats / math.log(2)
+    return 0.0 - nats / math.log(2)
 
 
 def widths(gradient: Params, kappa: float) -> Params:
