@@ -439,7 +439,19 @@ def test_kept_and_stale_agree_under_a_schedule_when_everybody_takes_part() -> No
     assert ends[0] == pytest.approx(ends[1], rel=1e-4)
 
 
-def test_the_robust_loss_is_part_of_the_fair_gradient_and_refused_for_numbers() -> None:
+def test_the_robust_loss_is_part_of_the_fair_gradient() -> None:
+    # one full-batch step moves along the fair gradient whatever alpha, if both see one loss
+    data = ef.load("synthetic", seed=0)
+    task = Task(partial(mlp, 3, 2), "binary", 2, 2)
+    small, large = (
+        rounds(FedEBA(local=FULL, alpha=a, robust=5.0), data, task, 1)[0]["params"]
+        for a in (0.1, 0.9)
+    )
+    for name, value in small.items():
+        torch.testing.assert_close(value, large[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_robust_loss_is_refused_for_numbers() -> None:
     data, task = quadratics([0.0, 2.0], 1.0, 0.5)
     with pytest.raises(ef.EvenfedError, match="robust"):
         rounds(EBA(local=FULL, robust=1.0), data, task, 1)
