@@ -295,6 +295,13 @@ def test_hyperparameters_survive_the_config(name: str) -> None:
     assert method != tiny(name) or not changed_options(methods()[name])
 
 
+@every_method
+def test_the_grid_names_options_and_values_that_the_method_takes(name: str) -> None:
+    for option, values in methods()[name].grid.items():
+        built = [build(name, {option: value}) for value in values]
+        assert len(set(map(repr, built))) == len(values) >= 2, option
+
+
 def changed_options(cls: type[Method]) -> dict[str, Any]:
     """A value other than the default for every number, switch and nested local training."""
     defaults = cls()

@@ -73,6 +73,12 @@ class Method:
     """Exchanges a round, without evaluation."""
     personal: ClassVar[bool] = False
     """Whether each client ends with its own model."""
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Values worth trying when the method is tuned, by option (dotted: `local.ser.rho`).
+
+    The paper's grid of the method's own options; ours where the paper names none. The rate of
+    local training is there only where it takes part in the method: a study tunes it for all alike.
+    """
 
     task: Task = field(init=False, repr=False, compare=False)
     first: Params = field(init=False, repr=False, compare=False)

@@ -11,7 +11,7 @@ entropy relative to the prior. With `tau = 1/t` these are the weights of the til
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -55,6 +55,7 @@ class EBA(FedAvg):
     title: ClassVar[str] = "EBA"
     paper: ClassVar[str] = "Wang et al., ICML 2026 (rebuilt)"
     reveals: ClassVar[tuple[Reveal, ...]] = (UPDATE, LOSS, EVALUATION)
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"tau": (0.05, 0.1, 0.5, 1.0, 5.0)}
 
     tau: float = 0.1
     tau_mode: Literal["absolute", "relative"] = "absolute"

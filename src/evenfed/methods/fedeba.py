@@ -72,6 +72,10 @@ class FedEBA(EBA):
         EVALUATION,
     )
     exchanges: ClassVar[int] = 2
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tau": (0.05, 0.1, 0.5, 1.0, 5.0),
+        "alpha": (0.1, 0.3, 0.5, 0.9),
+    }
 
     alpha: float = 0.3
     theta_deg: float = 0.0

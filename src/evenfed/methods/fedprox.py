@@ -10,7 +10,7 @@ clients may send what they have (`participation.late = "partial"`), which the pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -35,6 +35,7 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     mu: float = 0.01
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -91,6 +91,7 @@ class Focus(FedAvg):
         Reveal("train", "log_pi", "scalar", "a label for each of the M models, every round", False),
         EVALUATION,
     )
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"m": (2, 3, 4)}
 
     m: int | Literal["auto"] = 2
     init: Literal["common_noise", "independent", "farthest_first"] = "common_noise"

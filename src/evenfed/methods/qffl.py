@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -42,6 +42,9 @@ class QFFL(FedAvg):
         Reveal("train", "loss", "scalar", "loss of the received model on the training data", False),
         EVALUATION,
     )
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "q": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
+    }
 
     q: float = 1.0
 

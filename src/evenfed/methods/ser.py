@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class SER(FedAvg):
     name: ClassVar[str] = "ser"
     title: ClassVar[str] = "SER (reconstruction)"
     paper: ClassVar[str] = "after Khan, Entropy 2025"
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"local.ser.rho": (0.01, 0.05, 0.1, 0.3, 0.5)}
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(regularizer="ser"))
     adaptive: bool = False
