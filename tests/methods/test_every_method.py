@@ -17,7 +17,7 @@ from torch.nn import functional
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
 from evenfed.core.local import LocalTraining
-from evenfed.data.dataset import FederatedDataset
+from evenfed.data.dataset import FederatedDataset, Groups
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -186,7 +186,8 @@ def sent(trained: Any) -> set[tuple[str, str]]:
     model = sum(t.numel() for t in trained.runner.task.init().values())
     # groups x labels (x predictions) and moments: 2 * 2 * 2 + 2 * 2 + 2 * 5
     models = trained.runner.method.models
-    limits = {"model": models * model, "scalar": models, "counts": 22}
+    limits = {"model": models * model, "part": model - 1, "scalar": models, "counts": 22}
+    limits["sums"] = 100
     seen = set()
     for (_, exchange, _), upload in trained.uploads.items():
         function = exchange.split("/")[0]
@@ -230,6 +231,10 @@ def test_what_leaves_a_client_is_what_is_declared(
 def test_runs_on_many_classes(
     name: str, multiclass: FederatedDataset, train_rounds: Callable[..., Any]
 ) -> None:
+    if "two classes" in methods()[name].needs:
+        with pytest.raises(ConfigError, match=f"{name} needs two classes.*the data have 3"):
+            train_rounds(tiny(name), multiclass)
+        return
     trained = train_rounds(tiny(name), multiclass, rounds=3)
     counts, _ = counts_and_losses(trained)
     assert counts.shape[1:] == (2, 3, 3)
@@ -258,16 +263,46 @@ def test_runs_on_regression_or_says_that_it_does_not(
 
 
 @every_method
-def test_trains_a_users_own_module_with_its_own_loss(
-    name: str, multiclass: FederatedDataset, train_rounds: Callable[..., Any], distance: Any
+def test_runs_without_groups_or_says_that_it_does_not(
+    name: str, binary: FederatedDataset, train_rounds: Callable[..., Any]
 ) -> None:
+    clients = [
+        dataclasses.replace(
+            client,
+            **{
+                split: dataclasses.replace(part, group=torch.zeros_like(part.group))
+                for split in ("train", "val", "test")
+                for part in (client.split(split),)  # type: ignore[arg-type]
+            },
+        )
+        for client in binary
+    ]
+    schema = dataclasses.replace(binary.schema, groups=Groups())
+    alike = FederatedDataset(schema, clients)
+    if "groups" in methods()[name].needs:
+        with pytest.raises(ConfigError, match=f"{name} needs groups"):
+            train_rounds(tiny(name), alike, rounds=1)
+    else:
+        train_rounds(tiny(name), alike, rounds=1)
+
+
+@every_method
+def test_trains_a_users_own_module_with_its_own_loss(
+    name: str,
+    binary: FederatedDataset,
+    multiclass: FederatedDataset,
+    train_rounds: Callable[..., Any],
+    distance: Any,
+) -> None:
+    data = binary if "two classes" in methods()[name].needs else multiclass
+    outputs = data.schema.classes
     runs = [
-        train_rounds(tiny(name), multiclass, engine, model=lambda: Own(3), loss=focal)
+        train_rounds(tiny(name), data, engine, model=lambda: Own(outputs), loss=focal)
         for engine in ("vectorized", "sequential")
     ]
     assert distance(runs[0].everything, runs[1].everything) < ACROSS_ENGINES
     plain = train_rounds(
-        tiny(name), multiclass, model=lambda: Own(3),
+        tiny(name), data, model=lambda: Own(outputs),
         loss=lambda out, y: functional.cross_entropy(out, y, reduction="none"),
     )  # fmt: skip
     assert distance(runs[0].everything, plain.everything) > 1e-3, "the loss made no difference"

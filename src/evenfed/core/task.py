@@ -116,6 +116,17 @@ class Task:
             return torch.stack([1 - p, p], -1)
         return outputs.softmax(-1)
 
+    def margins(self, outputs: Tensor) -> Tensor:
+        """Logits `(n,)` of class 1 against class 0, for two classes.
+
+        Examples
+        --------
+        >>> task = Task(lambda: nn.Linear(3, 2), "binary", classes=2, groups=1)
+        >>> task.margins(torch.tensor([[1.0, 3.0]]))
+        tensor([2.])
+        """
+        return outputs if outputs.ndim == 1 else outputs[..., 1] - outputs[..., 0]
+
     def count(self, outputs: Tensor, data: Examples) -> Counts:
         """The client's counts and loss sums of these outputs."""
         losses, weight = self.losses(outputs, data.y), data.weight

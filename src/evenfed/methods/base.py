@@ -33,9 +33,10 @@ class Reveal:
     ----------
     function, part : str
         Client function and key of its upload.
-    size : {"model", "scalar", "counts", "rows"}
-        How much that is: as many numbers as the model has, one number (both for each of the
-        method's `models`), counts by group and label, or the client's examples themselves.
+    size : {"model", "part", "scalar", "counts", "sums", "rows"}
+        How much that is: as many numbers as the model has, fewer than that, one number (each for
+        every one of the method's `models`), counts by group and label, a few sums over the
+        client's examples, or the examples themselves.
     meaning : str
         In plain words.
     summed : bool
@@ -45,10 +46,13 @@ class Reveal:
 
     function: str
     part: str
-    size: Literal["model", "scalar", "counts", "rows"]
+    size: Literal["model", "part", "scalar", "counts", "sums", "rows"]
     meaning: str
     summed: bool
 
+
+Need = Literal["groups", "classes", "two classes"]
+"""What a method asks of the data: a sensitive attribute, class labels, or just two of them."""
 
 EVALUATION = Reveal(
     "evaluate", "counts", "counts",
@@ -73,6 +77,8 @@ class Method:
     """Exchanges a round, without evaluation."""
     personal: ClassVar[bool] = False
     """Whether each client ends with its own model."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What the data must have; a run is refused before training where they have not."""
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Values worth trying when the method is tuned, by option (dotted: `local.ser.rho`).
 
@@ -85,6 +91,7 @@ class Method:
 
     def bound(self, task: Task, first: Params) -> Self:
         """A copy that knows its task and the first weights, ready to run."""
+        check_needs(self.name, self.needs, task)
         method = copy.copy(self)
         object.__setattr__(method, "task", task)
         object.__setattr__(method, "first", first)
@@ -162,3 +169,17 @@ def check_not_negative(owner: str, **values: float) -> None:
     for option, value in values.items():
         if value < 0:
             raise ConfigError(f"{owner}: {option} must not be negative, but is {value}")
+
+
+def check_needs(owner: str, needs: tuple[Need, ...], task: Task) -> None:
+    """Raise where the data have not what the method needs."""
+    if {"classes", "two classes"} & set(needs) and task.kind == "regression":
+        raise ConfigError(f"{owner} needs class labels: it does not do regression")
+    if "two classes" in needs and task.classes != 2:
+        raise ConfigError(
+            f"{owner} needs two classes, label 1 the favourable one; the data have {task.classes}"
+        )
+    if "groups" in needs and task.groups < 2:
+        raise ConfigError(
+            f"{owner} needs groups: the data have no sensitive attribute with two levels or more"
+        )
