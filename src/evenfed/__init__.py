@@ -29,6 +29,7 @@ _PUBLIC = {
     "EngineOptions": "engines.federation",
     "Federation": "engines.federation",
     "Participation": "engines.participation",
+    "AFL": "methods.afl",
     "Centralized": "methods.centralized",
     "EBA": "methods.eba",
     "FedAvg": "methods.fedavg",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from evenfed.data.transforms import LabelNoise, Rotations
     from evenfed.engines.federation import EngineOptions, Federation
     from evenfed.engines.participation import Participation
+    from evenfed.methods.afl import AFL
     from evenfed.methods.base import Method, Reveal
     from evenfed.methods.centralized import Centralized
     from evenfed.methods.eba import EBA
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from evenfed.runs.train import resume, train
 
 __all__ = [
+    "AFL",
     "EBA",
     "IID",
     "QFFL",
