@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from evenfed.core import tree as trees
 from evenfed.core.examples import Examples
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import ClientData, FederatedDataset, Groups, Schema
-from evenfed.engines.exchange import Chunk
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -111,27 +110,34 @@ def run_rounds(
     options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine, workers=1)
     task = build_task(data, model, loss=loss, seed=seed)
     plan = Settings(rounds=rounds, seed=seed, evaluate_every=0)
-    runner = Runner(method, data, task, plan, participation=participation, engine=options)
-    trained = Trained(runner)
-    carry_out = runner.federation.engine.run
-
-    def recorded(work: Any, population: Any, seats: Any, states: Any) -> Any:
-        for chunk in carry_out(work, population, seats, states):
-            _record(trained, work, population, chunk)
-            yield chunk
-
-    runner.federation.engine.run = recorded  # type: ignore[method-assign]
+    recording = Recording(**asdict(options))
+    runner = Runner(method, data, task, plan, participation=participation, engine=recording)
     runner.run()
     if evaluate:
         runner.evaluate("test")
-    return trained
+    return Trained(runner, recording.uploads)
 
 
-def _record(trained: Trained, work: Any, population: Any, chunk: Chunk) -> None:
-    for i, seat in enumerate(chunk.seats):
-        name = population.client(seat.index).name
-        exchange = f"{work.purpose} on {work.split}"
-        trained.uploads[work.round, exchange, name] = trees.row(chunk.uploads, i)
+@dataclass(frozen=True)
+class Recording(EngineOptions):
+    """An engine that notes every upload, also those before the first round."""
+
+    uploads: dict[tuple[int, str, str], Tree] = field(default_factory=dict)
+
+    def build(self, say: Callable[[str], None]) -> Any:
+        engine: Any = super().build(say)
+        carry_out = engine.run
+
+        def recorded(work: Any, population: Any, seats: Any, states: Any) -> Any:
+            for chunk in carry_out(work, population, seats, states):
+                for i, seat in enumerate(chunk.seats):
+                    name = population.client(seat.index).name
+                    exchange = f"{work.purpose} on {work.split}"
+                    self.uploads[work.round, exchange, name] = trees.row(chunk.uploads, i)
+                yield chunk
+
+        engine.run = recorded
+        return engine
 
 
 def distance(a: Tensor, b: Tensor) -> float:
