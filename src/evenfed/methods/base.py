@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
+from evenfed.data.dataset import Schema
 from evenfed.engines.federation import Federation
 
 Server = dict[str, Tree]
@@ -58,6 +59,16 @@ EVALUATION = Reveal(
     "evaluate", "counts", "counts",
     "numbers of examples and sums of losses by group, label and prediction, when evaluated", True,
 )  # fmt: skip
+
+
+class Certificate(Protocol):
+    """What a method can prove, or measure, about its result."""
+
+    def table(self) -> dict[str, Any]:
+        """As plain values, for a file."""
+
+    def sentences(self) -> list[str]:
+        """In words, for a reader."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,12 @@ class Method:
     def finish(self, federation: Federation, server: Server) -> Server:
         """What remains to be done after the last round."""
         return server
+
+    def certificate(
+        self, federation: Federation, server: Server, schema: Schema
+    ) -> Certificate | None:
+        """What can be said about a finished run, by exchanges of its own; None: nothing."""
+        return None
 
     def advice(self, federation: Federation) -> list[str]:
         """Warnings about this choice of hyperparameters on these clients, before training."""

@@ -61,6 +61,7 @@ class Dataset:
     chart: Chart | None
     worst: Grid
     groups: Grid | None
+    certificates: list[tuple[str, list[str]]]
     cost: Grid
     notes: list[str]
     ledger: Grid
@@ -174,7 +175,8 @@ def _dataset(name: str, runs: Sequence[_Run], table: Grid) -> Dataset:
     ]  # fmt: skip
     value = "loss" if task["kind"] == "regression" else "accuracy"
     return Dataset(
-        name, facts, table, _chart(runs, value), _worst(runs, value), _groups(runs), _cost(runs),
+        name, facts, table, _chart(runs, value), _worst(runs, value), _groups(runs),
+        _certificates(runs), _cost(runs),
         list(dict.fromkeys(note for run in runs for note in run.measured["notes"])),
         _ledger(runs),
     )  # fmt: skip
@@ -240,6 +242,12 @@ def _groups(runs: Sequence[_Run]) -> Grid | None:
         for group, row in means.iterrows():
             rows.append([method, str(group), *(_number(v) for v in row)])
     return Grid(["method", "group", *head], rows)
+
+
+def _certificates(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
+    """What methods proved, run by run."""
+    made = [(f"{r.method}, seed {r.seed}", r.measured.get("certificate")) for r in runs]
+    return [(run, certificate["sentences"]) for run, certificate in made if certificate]
 
 
 def _cost(runs: Sequence[_Run]) -> Grid:

@@ -25,7 +25,7 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import FederatedDataset, Split
 from evenfed.engines.options import EngineOptions
-from evenfed.methods.base import Method
+from evenfed.methods.base import Certificate, Method
 from evenfed.methods.centralized import Centralized
 from evenfed.metrics.bootstrap import Interval
 from evenfed.metrics.client import mean_loss
@@ -234,6 +234,17 @@ class Result:
         columns = {k: v.double().cpu().numpy() for k, v in replies.uploads.items()}
         return pd.DataFrame(columns, index=pd.Index(names, name="client")).sort_index()
 
+    @cached_property
+    def certificate(self) -> Certificate | None:
+        """What the method can prove about this run; None for most methods.
+
+        Made when first asked for, by exchanges that training did not need.
+        """
+        federation = self._runner.federation
+        made = self.method.certificate(federation, self.server, self.data.schema)
+        federation.states.rollback()
+        return made
+
     def using(self, **options: Any) -> Result:
         """The same trained run, with other options of its method from here on.
 
@@ -264,6 +275,7 @@ class Result:
                 "exchanges": int(history["exchanges"].sum()),
                 "void_rounds": int(history["void"].notna().sum()) if "void" in history else 0,
             },
+            "certificate": None if self.certificate is None else self.certificate.table(),
             "dropped": _dropped(self._runner.history),
             "notes": list(self.data.schema.notes),
             "ledger": [*self.data.schema.ledger, *(r.meaning for r in self.method.reveals)],

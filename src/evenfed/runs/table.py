@@ -381,4 +381,6 @@ def run_text(measured: Mapping[str, Any]) -> str:
         lines.append(f"  {_heading(name, metrics.get('tail')):<28} {shown}{span}")
     if (constant := metrics.get("constant_accuracy")) is not None:
         lines.append(f"  {'constant predictor':<28} {constant:.3f}  accuracy, for reference")
+    if certificate := measured.get("certificate"):
+        lines += ["certificate", *(f"  {sentence}" for sentence in certificate["sentences"])]
     return "\n".join(lines)
