@@ -425,3 +425,47 @@ def test_the_start_is_not_changed() -> None:
     start = mlp_params()
     run(Gradient(mlp_loss), start, DATA[0], DRAWN[0])
     assert all(torch.equal(start[k], v) for k, v in mlp_params().items())
+
+
+def wide_loss(p: Params, batch: Examples) -> Tensor:
+    out = torch.relu(batch.x @ p["w"].T) @ p["v"]
+    return masked_mean((out - batch.y).square(), batch)
+
+
+def wide_direction(p: Params, batch: Examples, context: Any) -> tuple[Params, tuple[()]]:
+    return grad(wide_loss)(p, batch), ()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_large_matrices_are_held_transposed_and_nobody_sees_it(shared: bool) -> None:
+    """128 x 130 numbers and ten steps: such a matrix is transposed for the descent."""
+    rows, inputs, hidden = 20, 130, 128
+    data = [
+        Examples.of(draw(rows, inputs, seed=i) / 12, draw(rows, seed=i + 9)) for i in range(CLIENTS)
+    ]
+    drawn = [one_drawn(i, epochs=5 if i else 4, batch=10, rows=rows) for i in range(CLIENTS)]
+    # the first client takes fewer steps than the others
+    drawn[0] = Batches(
+        *(torch.cat([t, torch.zeros_like(t[:2])]) for t in (drawn[0].index, drawn[0].mask))
+    )
+    starts = [
+        {"w": draw(hidden, inputs, seed=20 + i) / 12, "v": draw(hidden, seed=30 + i) / 12}
+        for i in ([0] * CLIENTS if shared else range(CLIENTS))
+    ]
+
+    def run(params: Params, one: Examples, batches: Batches) -> Any:
+        return descend(wide_direction, params, one, batches, optimizer=Optimizer("sgd"), lr=LR)[0]
+
+    together = vmap(run, in_dims=(None if shared else 0, 0, 0))(
+        starts[0] if shared else trees.stack(starts), trees.stack(data), trees.stack(drawn)
+    )
+    pair = vmap(run, in_dims=(0, 0, 0))(
+        trees.stack(starts[:2]), trees.stack(data[:2]), trees.stack(drawn[:2])
+    )
+    for name in ("w", "v"):
+        assert together[name].is_contiguous()
+        assert torch.equal(together[name][:2], pair[name])
+        for i in range(CLIENTS):
+            alone = run(starts[i], data[i], drawn[i])[name]
+            torch.testing.assert_close(together[name][i], alone, rtol=1e-5, atol=1e-6)
+            assert not torch.equal(alone, starts[i][name])

@@ -20,7 +20,7 @@ from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, Stepper
-from evenfed.core.tracing import Eager, traced
+from evenfed.core.tracing import Eager, Step, traced
 from evenfed.core.tree import Tree
 
 Direction = Callable[[Tree, Examples, Tree], tuple[Tree, Tree]]
@@ -30,6 +30,9 @@ Equal directions (by `==` and `hash`) are traced once: use functions of a module
 frozen dataclasses or frozen dataclasses with `__call__`. A function made inside another function
 works too, without a trace.
 """
+
+_FLIPPED_FROM = 8
+"""Steps from which matrices are held transposed: fewer do not pay for the copy back."""
 
 
 def descend(
@@ -173,38 +176,84 @@ class _Descend(torch.autograd.Function):
 def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
     """The loop itself, on real (stacked) tensors."""
     n = plan.n_params
-    params = [p.detach().clone(memory_format=torch.contiguous_format) for p in flat[:n]]
     feed = _Feed(flat[n : n + 4], flat[n + 4], flat[n + 5], sum(lv.data for lv in plan.levels))
     context = [c.detach() for c in flat[n + 6 :]]
     lead = len(plan.levels)
     rate: float | Tensor = lr if lr.ndim else float(lr)
     in_place = plan.optimizer.plain and isinstance(rate, float)
-    stepper = Stepper(plan.optimizer, params, lead)
-    extras: list[Sequence[Tensor]] = []
-    turns = [(*plan.lifted(direction), plan.key(direction)) for direction in plan.turns]
+    turns = [_Turn(plan, direction) for direction in plan.turns]
     plan.extras[:] = [trees.flatten(())[1]]
+    shown = [p.detach() for p in flat[:n]]
+    held: _Held | None = None
+    runs: dict[Eager, Step] = {}
+    extras: list[Sequence[Tensor]] = []
     with torch.no_grad():
         for s in range(feed.steps):
             batch = feed.batch(s)
             active = _spread(feed.active(s), plan.levels)
-            args = [*params, *batch, *context]
-            lifted, found, key = turns[s % len(turns)]
-            run = traced(lifted, found, key, args, n) if key else Eager(lifted, found, n)
-            if in_place:
-                before = [] if active is None else [p.clone() for p in params]
-                extra: Sequence[Tensor] = run.step(params, [*batch, *context], rate)  # type: ignore[arg-type]
-                if active is not None:
-                    stepper.restore(active, before)
-            else:
-                out = run(*params, *batch, *context)
-                stepper.step(out[:n], rate, active)
-                extra = out[n:]
+            form = turns[s % len(turns)].form([*shown, *batch, *context])
+            if held is None:
+                flip = in_place and len(turns) == 1 and feed.drawn >= _FLIPPED_FROM
+                held = _Held(shown, form.flipped if flip else ())
+                stepper, shown = Stepper(plan.optimizer, held.params, lead), held.shown
+            if form not in runs:
+                runs[form] = (
+                    form.step(batch, context, feed.steady, float(rate), flipped=held.flips)
+                    if in_place
+                    else form.gradient(batch, context, feed.steady)
+                )
+            before = [] if active is None or not in_place else [p.clone() for p in held.params]
+            extra = runs[form](held.params, batch)
+            if not in_place:
+                stepper.step(extra[:n], rate, active)
+                extra = extra[n:]
+            elif active is not None:
+                stepper.restore(active, before)
             if active is not None:
                 extra = [e.masked_fill(~stepper.wide(active, e), 0) for e in extra]
-            extras.append(extra)
-            plan.extras[:] = run.found
+            extras.append(list(extra))
+            plan.extras[:] = form.found
     stacked = [_over_steps(column, feed.drawn, lead) for column in zip(*extras, strict=True)]
-    return [*params, *stacked]
+    return [*(held or _Held(shown, ())).result(), *stacked]
+
+
+class _Turn:
+    """One direction and its fast form for the shapes at hand."""
+
+    def __init__(self, plan: _Plan, direction: Direction) -> None:
+        self.lifted, self.found = plan.lifted(direction)
+        self.key = plan.key(direction)
+        self.eager = Eager(self.lifted, self.found, plan.n_params)
+
+    def form(self, args: Sequence[Tensor]) -> Eager:
+        if self.key is None:
+            return self.eager
+        return traced(self.lifted, self.found, self.key, args, self.eager.n_params)
+
+
+class _Held:
+    """The loop's own copy of the parameters, some of them transposed in memory."""
+
+    def __init__(self, given: Sequence[Tensor], flipped: Sequence[bool]) -> None:
+        flipped = flipped or [False] * len(given)
+        self.flips = any(flipped)
+        self.params = [_own(p, flip) for p, flip in zip(given, flipped, strict=True)]
+        self.shown = [p.mT if flip else p for p, flip in zip(self.params, flipped, strict=True)]
+        """The same memory in the shape of the parameters."""
+
+    def result(self) -> list[Tensor]:
+        """The parameters, contiguous."""
+        return [p.contiguous() for p in self.shown]
+
+
+def _own(param: Tensor, flip: bool) -> Tensor:
+    """A contiguous copy, transposed if asked; what all clients share is transposed once."""
+    if not flip:
+        return param.clone(memory_format=torch.contiguous_format)
+    if param.stride(0) == 0:
+        once = param[0].mT.contiguous()
+        return once.expand(param.shape[0], *once.shape).clone(memory_format=torch.contiguous_format)
+    return param.mT.clone(memory_format=torch.contiguous_format)
 
 
 def _over_steps(column: Sequence[Tensor], steps: int, axis: int) -> Tensor:
@@ -237,8 +286,12 @@ class _Feed:
         while self.steps and not self._any[self.steps - 1]:
             self.steps -= 1
         self.x, self.y, self.group, self.data_mask = data
+        self.steady: tuple[int, ...] = (0, 1, 2, 3) if self.full else ()
+        """Positions in a batch that are the same tensor, or equal, in every step."""
         if self.full:
             return
+        if bool(mask.all()):
+            self.steady = (3,)
         n = self.data_mask.shape[-1]
         count = self._rows.numel() // mask.shape[-2] if lead else 1
         offset = (torch.arange(count, device=index.device) * n).view(*self.lead_shape, 1, 1)

@@ -17,10 +17,14 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from evenfed.core.graphs import fused_step, simplify
+from evenfed.core.graphs import Run, flippable, fused_step, hoisted, simplify
 
 _KEPT = 256
 """Traces that are kept."""
+
+
+Step = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
+"""`(params, batch) -> outputs` (gradient's leaves, then extras), or the extras of a step."""
 
 
 class Eager:
@@ -32,35 +36,100 @@ class Eager:
         self.function = function
         self.found = found
         self.n_params = n_params
+        self.flipped: tuple[bool, ...] = (False,) * n_params
+        """Parameters that a step may receive and update with their last two axes exchanged."""
 
-    def __call__(self, *args: Tensor) -> Sequence[Tensor]:
-        """All outputs: the gradient's leaves, then the extras; none shares memory with a parameter.
+    def gradient(self, batch: list[Tensor], context: list[Tensor], steady: tuple[int, ...]) -> Step:
+        """What computes all outputs; none of them shares memory with a parameter.
 
         A step writes the parameters in place, so an output that shows one must be a copy.
+        `batch` is the first one; `steady` are the positions in it that do not change.
         """
-        written = {p.untyped_storage().data_ptr() for p in args[: self.n_params]}
-        return [
-            out.clone() if out.untyped_storage().data_ptr() in written else out
-            for out in self.function(*args)
-        ]
 
-    def step(self, params: list[Tensor], rest: list[Tensor], lr: float) -> list[Tensor]:
-        """Take `params -= lr * gradient` in place; return the extras."""
-        out = self(*params, *rest)
-        torch._foreach_add_(params, list(out[: self.n_params]), alpha=-lr)
-        return list(out[self.n_params :])
+        def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
+            written = {p.untyped_storage().data_ptr() for p in params}
+            return [
+                out.clone() if out.untyped_storage().data_ptr() in written else out
+                for out in self.function(*params, *batch, *context)
+            ]
+
+        return run
+
+    def step(
+        self,
+        batch: list[Tensor],
+        context: list[Tensor],
+        steady: tuple[int, ...],
+        lr: float,
+        *,
+        flipped: bool,
+    ) -> Step:
+        """What takes `params -= lr * gradient` in place, and returns the extras."""
+        gradient = self.gradient(batch, context, steady)
+
+        def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
+            out = gradient(params, batch)
+            torch._foreach_add_(params, list(out[: self.n_params]), alpha=-lr)
+            return out[self.n_params :]
+
+        return run
 
 
 class Traced(Eager):
-    """Runs the recorded operations; a gradient that is a matrix product is added in one kernel."""
+    """Runs the recorded operations; a gradient that is a matrix product is added in one kernel.
+
+    What does not change between the steps of a descent is computed once.
+    """
 
     def __init__(self, graph: fx.GraphModule, found: list[Any], n_params: int) -> None:
         super().__init__(graph.forward, found, n_params)
-        self._step = fused_step(graph, n_params)
+        self.graph = graph
+        self.flipped = flippable(graph, n_params)
+        self._variants: dict[Any, tuple[Run, Run]] = {}
 
-    def step(self, params: list[Tensor], rest: list[Tensor], lr: float) -> list[Tensor]:
-        """Take the step inside the recorded operations."""
-        return list(self._step(-lr, *params, *rest))
+    def gradient(self, batch: list[Tensor], context: list[Tensor], steady: tuple[int, ...]) -> Step:
+        """See `Eager`."""
+        before, rest = self._variant("gradient", steady, len(batch), len(context))
+        fixed = before(*(batch[i] for i in steady), *context)
+
+        def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
+            written = {p.untyped_storage().data_ptr() for p in params}
+            return [
+                out.clone() if out.untyped_storage().data_ptr() in written else out
+                for out in rest(*fixed, *params, *batch, *context)
+            ]
+
+        return run
+
+    def step(
+        self,
+        batch: list[Tensor],
+        context: list[Tensor],
+        steady: tuple[int, ...],
+        lr: float,
+        *,
+        flipped: bool,
+    ) -> Step:
+        """See `Eager`; the step is part of the recorded operations."""
+        before, rest = self._variant(
+            "flipped" if flipped else "step", steady, len(batch), len(context)
+        )
+        fixed = before(*(batch[i] for i in steady), *context)
+        return lambda params, batch: rest(*fixed, -lr, *params, *batch, *context)
+
+    def _variant(
+        self, kind: str, steady: tuple[int, ...], batch: int, context: int
+    ) -> tuple[Run, Run]:
+        key = (kind, steady)
+        if key not in self._variants:
+            graph = self.graph
+            if kind != "gradient":
+                flipped = self.flipped if kind == "flipped" else ()
+                graph = fused_step(graph, self.n_params, flipped)
+            start = self.n_params + (kind != "gradient")
+            positions = [start + i for i in (*steady, *range(batch, batch + context))]
+            self._variants[key] = hoisted(graph, positions)
+        return self._variants[key]
 
 
 _cache: OrderedDict[Any, Eager] = OrderedDict()

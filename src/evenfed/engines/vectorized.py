@@ -23,7 +23,7 @@ from evenfed.engines.stacking import capacities, grid_capacity, grow, stack_exam
 from evenfed.engines.states import StateStore
 from evenfed.engines.workers import Workers, on_device
 
-_WORKING_SET = 8 << 20
+_WORKING_SET = 12 << 20
 """Bytes of parameters and batches a chunk should touch in a step: more falls out of the cache."""
 _LARGEST_CHUNK = 256
 _LAZY_WINDOW = 1024
