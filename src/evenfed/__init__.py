@@ -29,20 +29,27 @@ _PUBLIC = {
     "EngineOptions": "engines.federation",
     "Federation": "engines.federation",
     "Participation": "engines.participation",
+    "AAggFF": "methods.aaggff",
     "AFL": "methods.afl",
     "Centralized": "methods.centralized",
     "EBA": "methods.eba",
     "FedAvg": "methods.fedavg",
     "FedEBA": "methods.fedeba",
+    "FedFV": "methods.fedfv",
+    "FedMGDA": "methods.fedmgda",
     "FedProx": "methods.fedprox",
     "Focus": "methods.focus",
+    "GIFAIR": "methods.gifair",
     "Local": "methods.local",
     "Method": "methods.base",
-    "PracFedEBA": "methods.fedeba",
+    "PracFedEBA": "methods.prac_fedeba",
+    "PropFair": "methods.propfair",
+    "QFedSGD": "methods.qfedsgd",
     "QFFL": "methods.qffl",
     "Reveal": "methods.base",
-    "SER": "methods.ser",
     "Scaffold": "methods.scaffold",
+    "SER": "methods.ser",
+    "TERM": "methods.term",
     "register": "methods.registry",
     "Result": "runs.result",
     "resume": "runs.train",
@@ -60,19 +67,27 @@ if TYPE_CHECKING:
     from evenfed.data.transforms import LabelNoise, Rotations
     from evenfed.engines.federation import EngineOptions, Federation
     from evenfed.engines.participation import Participation
+    from evenfed.methods.aaggff import AAggFF
     from evenfed.methods.afl import AFL
     from evenfed.methods.base import Method, Reveal
     from evenfed.methods.centralized import Centralized
     from evenfed.methods.eba import EBA
     from evenfed.methods.fedavg import FedAvg
-    from evenfed.methods.fedeba import FedEBA, PracFedEBA
+    from evenfed.methods.fedeba import FedEBA
+    from evenfed.methods.fedfv import FedFV
+    from evenfed.methods.fedmgda import FedMGDA
     from evenfed.methods.fedprox import FedProx
     from evenfed.methods.focus import Focus
+    from evenfed.methods.gifair import GIFAIR
     from evenfed.methods.local import Local
+    from evenfed.methods.prac_fedeba import PracFedEBA
+    from evenfed.methods.propfair import PropFair
+    from evenfed.methods.qfedsgd import QFedSGD
     from evenfed.methods.qffl import QFFL
     from evenfed.methods.registry import register
     from evenfed.methods.scaffold import Scaffold
     from evenfed.methods.ser import SER
+    from evenfed.methods.term import TERM
     from evenfed.runs.result import Result
     from evenfed.runs.study import study
     from evenfed.runs.train import resume, train
@@ -80,9 +95,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AFL",
     "EBA",
+    "GIFAIR",
     "IID",
     "QFFL",
     "SER",
+    "TERM",
+    "AAggFF",
     "ByColumn",
     "Centralized",
     "ClientData",
@@ -92,6 +110,8 @@ __all__ = [
     "Examples",
     "FedAvg",
     "FedEBA",
+    "FedFV",
+    "FedMGDA",
     "FedProx",
     "FederatedDataset",
     "Federation",
@@ -103,6 +123,8 @@ __all__ = [
     "Method",
     "Participation",
     "PracFedEBA",
+    "PropFair",
+    "QFedSGD",
     "QuantitySkew",
     "Result",
     "Reveal",

@@ -22,28 +22,32 @@ projection; where it samples by size it drops `lambda` from the step of `w`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from evenfed.core import tree as trees
-from evenfed.core.errors import ConfigError
-from evenfed.core.examples import Examples
 from evenfed.core.simplex import project_to_simplex
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check_not_negative
-from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.reporting import (
+    LOSS,
+    ReportsLoss,
+    all_sizes,
+    one_step,
+    one_step_advice,
+    places,
+)
 
 _NOTHING = 1e-100
 """Weight that stands for none in a mean, which needs a positive sum."""
 
 
 @dataclass(frozen=True)
-class AFL(FedAvg):
+class AFL(ReportsLoss):
     """Agnostic federated learning.
 
     Parameters
@@ -64,7 +68,7 @@ class AFL(FedAvg):
     paper: ClassVar[str] = "Mohri et al., ICML 2019"
     reveals: ClassVar[tuple[Reveal, ...]] = (
         Reveal("train", "update", "model", "change of the model by the client's training", True),
-        Reveal("train", "loss", "scalar", "loss of the received model on the training data", False),
+        LOSS,
         EVALUATION,
     )
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {"eta_lambda": (0.01, 0.1, 1.0)}
@@ -86,22 +90,12 @@ class AFL(FedAvg):
 
     def advice(self, federation: Federation) -> list[str]:
         """Warn where options of local training are not used."""
-        if self.multi_step or (self.local.epochs == 1 and self.local.steps <= 1):
-            return []
-        return ["afl: takes one step a round with all data; multi_step=true uses local.epochs"]
+        return [] if self.multi_step else one_step_advice("afl", self.local, "multi_step=true")
 
     def draw(self, generator: torch.Generator, state: Tree, size: int) -> Tree:
         """The batches of a client: one with all its data, or those of local training."""
-        local = self.local if self.multi_step else replace(self.local, batch=0, steps=1)
+        local = self.local if self.multi_step else one_step(self.local)
         return local.draw(generator, state, size)
-
-    def train(
-        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
-    ) -> tuple[dict[str, Tree], Tree]:
-        """Client function: loss of the received model, then its step."""
-        loss = self.task.mean_loss(broadcast["params"], data)
-        upload, state = super().train(broadcast, state, data, draws)
-        return {**upload, "loss": loss}, state
 
     def start(self, federation: Federation) -> Server:
         """The model, the mean of no iterates yet, and the first mixture `(K,)`.
@@ -110,10 +104,7 @@ class AFL(FedAvg):
         """
         mixture = torch.ones(len(federation), dtype=torch.float64)
         if self.weights(federation) == "size":
-            sizes = federation.population.sizes()
-            if sizes is None:
-                raise ConfigError(f"{self.name}: weighting='size' needs the sizes of all clients")
-            mixture = torch.from_numpy(sizes[federation.everyone]).double()
+            mixture = all_sizes(self.name, federation)
         return {
             "params": self.first,
             "average": self.first,
@@ -121,16 +112,10 @@ class AFL(FedAvg):
             "mixture": mixture / mixture.sum(),
         }
 
-    def places(self, federation: Federation, clients: Any) -> Tensor:
-        """Entries of the mixture that belong to `clients` (indices)."""
-        place = np.empty(len(federation), dtype=np.int64)
-        place[federation.everyone] = np.arange(len(federation))
-        return torch.from_numpy(place[clients])
-
     def round(self, federation: Federation, server: Server) -> Server:
         """One exchange: losses and steps at one model, then both moves."""
         mixture: Tensor = server["mixture"]
-        asked = mixture[self.places(federation, federation.cohort)]
+        asked = mixture[places(federation, federation.cohort)]
         mean = federation.mean(
             self.train,
             self.broadcast(federation, server),
@@ -143,13 +128,9 @@ class AFL(FedAvg):
         losses = mean.kept["loss"].double().cpu()
         share = len(federation) / len(losses)
         gradient = torch.zeros_like(mixture)
-        gradient[self.places(federation, mean.clients)] = share * losses
+        gradient[places(federation, mean.clients)] = share * losses
         new = project_to_simplex(mixture + self.eta_lambda * gradient)
-        federation.note(
-            train_loss=float(losses.mean()),
-            worst_train_loss=float(losses.max()),
-            largest_weight=float(new.max()),
-        )
+        self.noted(federation, losses, new)
         count = server["count"] + 1
         moved = trees.subtract(params, server["average"])
         return {
