@@ -131,3 +131,15 @@ def test_every_client_may_have_its_own_rate() -> None:
 def test_impossible_options_are_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Optimizer(**options)
+
+
+@rules
+def test_a_pure_step_of_one_tensor_is_that_of_torch(
+    rule: Optimizer, cls: Any, options: dict[str, Any]
+) -> None:
+    start_at, steps = start()[0], [g[0] for g in gradients()]
+    expected = reference([start_at], [[g] for g in steps], cls, options)[0]
+    param, memory = start_at, rule.memory(start_at)
+    for g in steps:
+        param, memory = rule.stepped(param, g, memory, torch.tensor(LR))
+    torch.testing.assert_close(param, expected, rtol=1e-5, atol=1e-6)

@@ -54,6 +54,46 @@ class Optimizer:
         """Whether a step is nothing but `p -= lr * gradient`."""
         return self.name == "sgd" and not self.momentum and not self.weight_decay and not self.clip
 
+    def memory(self, param: Tensor) -> dict[str, Tensor]:
+        """What `stepped` remembers of the steps before the first one."""
+        kept = {"count": param.new_zeros(())}
+        if self.name == "adam" or self.momentum:
+            kept["first"] = torch.zeros_like(param)
+        if self.name == "adam":
+            kept["second"] = torch.zeros_like(param)
+        return kept
+
+    def stepped(
+        self, param: Tensor, gradient: Tensor, memory: dict[str, Tensor], lr: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of one tensor as a pure function, for directions that step by themselves.
+
+        Examples
+        --------
+        >>> rule, w = Optimizer(), torch.ones(2)
+        >>> rule.stepped(w, w, rule.memory(w), torch.tensor(0.5))[0]
+        tensor([0.5000, 0.5000])
+        """
+        count = memory["count"] + 1
+        new = {"count": count}
+        if self.clip:
+            norm = gradient.square().sum().sqrt()
+            gradient = gradient * (self.clip / (norm + 1e-6)).clamp(max=1.0)
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * param
+        move = gradient
+        if self.name == "adam":
+            first = memory["first"].lerp(gradient, 1 - self.beta1)
+            second = self.beta2 * memory["second"] + (1 - self.beta2) * gradient * gradient
+            root = second.sqrt() / (1 - self.beta2**count).sqrt() + self.eps
+            move = first / root / (1 - self.beta1**count)
+            new |= {"first": first, "second": second}
+        elif self.momentum:
+            first = gradient + self.momentum * memory["first"]
+            move = gradient + self.momentum * first if self.nesterov else first
+            new["first"] = first
+        return param - lr.to(param.dtype) * move, new
+
 
 class Stepper:
     """Applies an optimizer in place to leaves that share `lead` leading (client) axes."""
