@@ -112,7 +112,7 @@ def test_a_failing_block_fails_with_the_line_of_its_page(tmp_path: Path) -> None
 def test_the_contributed_method_keeps_the_contract(
     train_rounds: Callable[..., Any], binary: Any, distance: Any
 ) -> None:
-    cls: type[Method] = execute(ROOT / "CONTRIBUTING.md", 1)["FedAvgM"]
+    cls: type[Method] = execute(ROOT / "CONTRIBUTING.md", 1)["Averaged"]
     method = cls(local=LocalTraining(batch=8, epochs=2))  # type: ignore[call-arg]
     a, b = (train_rounds(method, binary, engine) for engine in ("vectorized", "sequential"))
     assert distance(a.everything, b.everything) < 1e-5

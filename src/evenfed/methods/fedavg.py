@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 from evenfed.core import tree as trees
 from evenfed.core.examples import Examples
+from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_not_negative
@@ -61,12 +62,17 @@ class FedAvg(TrainsLocally):
         new = self.trained(broadcast, data, draws)
         return {"update": trees.subtract(new, broadcast["params"])}, state
 
-    def round(self, federation: Federation, server: Server) -> Server:
-        """One exchange: train and average."""
+    def mean_update(self, federation: Federation, server: Server) -> Params:
+        """`sum_i a_i (w_i - w_t)`: one exchange."""
         mean = federation.mean(
             self.train,
             self.broadcast(federation, server),
             weights=self.weights(federation),
             draws=self.draw,
         )
-        return {"params": trees.add(server["params"], mean.value["update"], self.server_lr)}
+        return mean.value["update"]  # type: ignore[no-any-return]
+
+    def round(self, federation: Federation, server: Server) -> Server:
+        """One exchange: train and average."""
+        update = self.mean_update(federation, server)
+        return {"params": trees.add(server["params"], update, self.server_lr)}
