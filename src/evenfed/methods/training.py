@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.task import Params
@@ -38,3 +39,13 @@ class TrainsLocally(Method):
     def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
         """The client's model after local training, from the received one."""
         return self.local.run(self.task, broadcast["params"], data, draws, lr=broadcast["lr"])
+
+
+def check_plain_steps(owner: str, local: LocalTraining) -> None:
+    """Refuse local training that a method with its own steps cannot use."""
+    plain = local.optimizer == "sgd" and not local.momentum and not local.clip
+    if not plain or local.regularizer != "none":
+        raise ConfigError(
+            f"{owner}: its steps are plain SGD; use local.optimizer='sgd' without "
+            "local.momentum, local.clip and local.regularizer"
+        )
