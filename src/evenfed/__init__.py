@@ -50,6 +50,14 @@ _PUBLIC = {
     "Scaffold": "methods.scaffold",
     "SER": "methods.ser",
     "TERM": "methods.term",
+    "FedAvgM": "methods.fedavgm",
+    "FedAdam": "methods.fedadam",
+    "FedYogi": "methods.fedyogi",
+    "FineTuning": "methods.finetune",
+    "Ditto": "methods.ditto",
+    "PFedMe": "methods.pfedme",
+    "LpProj": "methods.lp_proj",
+    "IFCA": "methods.ifca",
     "register": "methods.registry",
     "Result": "runs.result",
     "resume": "runs.train",
@@ -71,15 +79,23 @@ if TYPE_CHECKING:
     from evenfed.methods.afl import AFL
     from evenfed.methods.base import Method, Reveal
     from evenfed.methods.centralized import Centralized
+    from evenfed.methods.ditto import Ditto
     from evenfed.methods.eba import EBA
+    from evenfed.methods.fedadam import FedAdam
     from evenfed.methods.fedavg import FedAvg
+    from evenfed.methods.fedavgm import FedAvgM
     from evenfed.methods.fedeba import FedEBA
     from evenfed.methods.fedfv import FedFV
     from evenfed.methods.fedmgda import FedMGDA
     from evenfed.methods.fedprox import FedProx
+    from evenfed.methods.fedyogi import FedYogi
+    from evenfed.methods.finetune import FineTuning
     from evenfed.methods.focus import Focus
     from evenfed.methods.gifair import GIFAIR
+    from evenfed.methods.ifca import IFCA
     from evenfed.methods.local import Local
+    from evenfed.methods.lp_proj import LpProj
+    from evenfed.methods.pfedme import PFedMe
     from evenfed.methods.prac_fedeba import PracFedEBA
     from evenfed.methods.propfair import PropFair
     from evenfed.methods.qfedsgd import QFedSGD
@@ -96,6 +112,7 @@ __all__ = [
     "AFL",
     "EBA",
     "GIFAIR",
+    "IFCA",
     "IID",
     "QFFL",
     "SER",
@@ -105,22 +122,29 @@ __all__ = [
     "Centralized",
     "ClientData",
     "Dirichlet",
+    "Ditto",
     "EngineOptions",
     "EvenfedError",
     "Examples",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedEBA",
     "FedFV",
     "FedMGDA",
     "FedProx",
+    "FedYogi",
     "FederatedDataset",
     "Federation",
+    "FineTuning",
     "Focus",
     "Groups",
     "LabelNoise",
     "Local",
     "LocalTraining",
+    "LpProj",
     "Method",
+    "PFedMe",
     "Participation",
     "PracFedEBA",
     "PropFair",

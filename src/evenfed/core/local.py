@@ -14,10 +14,12 @@ from torch.func import grad
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches, draw_batches
 from evenfed.core.descent import descend
+from evenfed.core.entropy_sgd import EntropySGD
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
+from evenfed.core.noise import draw_salts
 from evenfed.core.optimizer import Optimizer
-from evenfed.core.regularizer import SignEntropy
+from evenfed.core.regularizer import SaltedBatches, SignEntropy
 from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
 
@@ -82,10 +84,12 @@ class LocalTraining:
         Passes over the client's data in a round.
     steps : int
         Steps in a round instead of epochs, if greater than 0.
-    optimizer : {"sgd", "adam"}
+    optimizer : {"sgd", "adam", "entropy_sgd"}
         With fresh state in every round.
     momentum, nesterov, weight_decay, beta1, beta2, clip
         See `Optimizer`.
+    entropy_sgd : EntropySGD
+        Options of that optimizer.
     schedule : {"constant", "exponential", "step", "cosine"}
         Rate over rounds: `lr * decay**t`, `lr * decay**(t // decay_every)`, or half a cosine from
         `lr` to `lr * decay` over the run.
@@ -99,7 +103,7 @@ class LocalTraining:
     batch: int = 32
     epochs: int = 1
     steps: int = 0
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "entropy_sgd"] = "sgd"
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -111,6 +115,7 @@ class LocalTraining:
     decay_every: int = 1
     regularizer: Literal["none", "ser"] = "none"
     ser: SignEntropy = field(default_factory=SignEntropy)
+    entropy_sgd: EntropySGD = field(default_factory=EntropySGD)
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -130,9 +135,26 @@ class LocalTraining:
             raise ConfigError(
                 f"local.regularizer '{self.regularizer}' is unknown; it may be 'none' or 'ser'"
             )
+        if self.walks:
+            self._check_walks()
+            return
         rule = self.rule
         if self.regularized:
             self.ser.check(rule)
+
+    def _check_walks(self) -> None:
+        if self.momentum or self.nesterov or self.clip or self.regularizer != "none":
+            raise ConfigError(
+                "local.optimizer='entropy_sgd' goes without local.momentum, local.nesterov, "
+                "local.clip and local.regularizer"
+            )
+        if self.weight_decay < 0:
+            raise ConfigError("weight_decay must not be negative")
+
+    @property
+    def walks(self) -> bool:
+        """Whether steps are those of Entropy-SGD."""
+        return self.optimizer == "entropy_sgd"
 
     @property
     def regularized(self) -> bool:
@@ -141,7 +163,12 @@ class LocalTraining:
 
     @property
     def rule(self) -> Optimizer:
-        """The optimizer without its rate."""
+        """The optimizer without its rate, for steps that follow from one gradient each."""
+        if self.optimizer == "entropy_sgd":
+            raise ConfigError(
+                "local.optimizer='entropy_sgd' takes walks, not steps: a method with steps of its "
+                "own needs 'sgd' or 'adam'"
+            )
         return Optimizer(
             self.optimizer, self.momentum, self.nesterov, self.weight_decay, self.beta1, self.beta2,
             clip=self.clip,
@@ -170,6 +197,8 @@ class LocalTraining:
         drawn = draw_batches(
             generator, size, batch=self.batch, epochs=self.epochs, steps=self.steps
         )
+        if self.walks and self.entropy_sgd.noise:
+            return SaltedBatches(drawn.index, drawn.mask, draw_salts(generator))
         return self.ser.salted(generator, drawn) if self.regularized else drawn
 
     def run(
@@ -195,6 +224,11 @@ class LocalTraining:
             return self.ser.descend(
                 objective, params, data, batches,
                 optimizer=self.rule, lr=lr, context=context, factor=strength,
+            )  # fmt: skip
+        if self.walks:
+            return self.entropy_sgd.descend(
+                objective, params, data, batches,
+                lr=lr, weight_decay=self.weight_decay, context=context,
             )  # fmt: skip
         new, _ = descend(
             objective, params, data, batches, optimizer=self.rule, lr=lr, context=context
