@@ -128,7 +128,7 @@ def run(
 def study(
     config: ConfigFile = None,
     methods: Annotated[
-        str | None, typer.Option(help="e.g. fedavg,qffl:q=2 - options after a colon.")
+        str | None, typer.Option(help="e.g. fedavg,qffl:q=2 - options after a colon; or all.")
     ] = None,
     datasets: Annotated[str | None, typer.Option(help="e.g. loans,digits:clients=10.")] = None,
     seeds: Annotated[str | None, typer.Option(help="e.g. 0,1,2.")] = None,
@@ -138,6 +138,15 @@ def study(
     engine: Engine = None,
     device: Device = None,
     model: Model = None,
+    tune: Annotated[
+        str | None, typer.Option(help="val: choose every method's options on validation data.")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Trials of the tuning a method; 6 by default.")
+    ] = None,
+    references: Annotated[
+        bool, typer.Option(help="Rows of Local and Centralized for comparison.")
+    ] = True,
     settings: Set = None,
     out: Out = None,
     format: Annotated[str, typer.Option(help="console, csv, markdown or latex.")] = "console",
@@ -149,7 +158,7 @@ def study(
     --set takes options of all methods (lr=0.05), of one method (qffl.q=2), of one dataset
     (digits.clients=10, digits.rounds=60, digits.method.lr=0.5), and data.x, model.x,
     participation.x, engine.x and keys of the file by name. A run that fails is a row that says
-    why, and the exit code is 1.
+    why, and the exit code is 1; a method that does not apply to the data is a row that says so.
 
     Example: evenfed study --methods fedavg,qffl:q=2,local --datasets loans --seeds 0,1,2
     """
@@ -163,6 +172,12 @@ def study(
         table["methods"] = methods
     if datasets is not None:
         table["datasets"] = datasets
+    if not references:
+        table["references"] = []
+    if tune is not None or budget is not None:
+        before = table.get("tune") or {}
+        table["tune"] = {"on": before} if isinstance(before, str) else dict(before)
+        table["tune"] |= {k: v for k, v in (("on", tune), ("budget", budget)) if v is not None}
     given = {
         "data.clients": clients, "data.partition": partition, "rounds": rounds,
         "engine.engine": engine, "engine.device": device, "model.name": model,

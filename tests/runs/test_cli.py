@@ -137,7 +137,8 @@ def test_an_existing_run_is_not_overwritten() -> None:
 
 def test_study_in_all_formats_and_again_from_its_folder() -> None:
     study = ["study", "--methods", "fedavg,qffl:q=2", "--datasets", "synthetic", "--seeds", "0,1",
-             "--rounds", "1", "--engine", "vectorized", "--out", "s", "-q"]  # fmt: skip
+             "--rounds", "1", "--engine", "vectorized", "--no-references", "--out", "s",
+             "-q"]  # fmt: skip
     starts = {"console": "synthetic", "csv": "dataset,method,", "markdown": "### ", "latex": "% "}
     for name, start in starts.items():
         done = invoke(*study, "--format", name)
@@ -155,7 +156,8 @@ def test_study_in_all_formats_and_again_from_its_folder() -> None:
 
 def test_a_study_with_a_failed_run_shows_the_rest_and_exits_with_1() -> None:
     done = invoke("study", "--methods", "fedavg:lr=1e38,local", "--datasets", "synthetic",
-                  "--seeds", "0", "--rounds", "1", "--out", "s", "--json", "-q")  # fmt: skip
+                  "--seeds", "0", "--rounds", "1", "--no-references", "--out", "s", "--json",
+                  "-q")  # fmt: skip
     assert done.exit_code == 1
     first, second = json.loads(done.stdout)["runs"]
     assert "not finite" in first["error"]

@@ -11,9 +11,11 @@ from rich.console import Console
 
 import evenfed as ef
 from evenfed.core.errors import ConfigError, RunFolderError
+from evenfed.methods.registry import methods
 from evenfed.runs import table as tables
 from evenfed.runs.comparison import Study
 from evenfed.runs.demo import demo_config, findings
+from evenfed.runs.plan import parse_study, with_study_settings
 from evenfed.runs.study import open_study, resume_study
 from evenfed.runs.table import REFERENCE, Measurements
 
@@ -52,7 +54,7 @@ def test_the_constant_predictor_is_a_reference_that_is_never_marked(small: Study
     seeds = {r.seed: r.measured["metrics"]["constant_accuracy"] for r in small.runs if r.measured
              and r.dataset == "synthetic"}  # fmt: skip
     assert last.cells["accuracy"].summary.mean == pytest.approx(sum(seeds.values()) / 2)
-    assert not any(row.reference for row in linear.rows)
+    assert [row.label for row in linear.rows if row.reference] == ["centralized (reference)"]
 
 
 def test_formats_agree_on_numbers(small: Study) -> None:
@@ -111,7 +113,7 @@ def test_wrong_options_are_refused_before_any_run(tmp_path: Path) -> None:
 def test_instances_own_data_and_options_by_name_are_taken() -> None:
     result = ef.study(
         [ef.FedProx(mu=0.5), "qffl"], ef.load("synthetic", seed=3), seeds=[0],
-        options={"qffl": {"q": 3.0, "lr": 0.2}}, **FAST,
+        options={"qffl": {"q": 3.0, "lr": 0.2}}, references=[], **FAST,
     )  # fmt: skip
     assert result.methods == ["fedprox", "qffl"]
     assert [m.options.get("q") for m in result.config.methods] == [None, 3.0]
@@ -195,3 +197,39 @@ def test_findings_of_the_demo_follow_the_numbers() -> None:
     assert "one shared model costs the client that is served worst" in worst_client
     assert "clearly more" in spread
     assert "no better than" in constant
+
+
+def test_local_and_centralized_are_references_unless_they_are_compared(small: Study) -> None:
+    synthetic, _ = small.sections()
+    labels = [row.label for row in synthetic.rows]
+    assert labels == ["fedavg", "local", "centralized (reference)", REFERENCE]
+    pooled = synthetic.rows[2]
+    # pooled data give the best accuracy, yet a reference is not marked
+    assert all(cell.mark == "" for cell in pooled.cells.values())
+    assert pooled.cells["accuracy"].summary is not None
+    config = parse_study({"methods": "fedavg", "datasets": "synthetic"})
+    assert config.references == ["local", "centralized"]
+    without = parse_study({"methods": "fedavg", "datasets": "synthetic", "references": []})
+    assert [m.name for m in without.methods] == ["fedavg"]
+    again = parse_study(config.model_dump())
+    assert [m.name for m in again.methods] == ["fedavg", "local", "centralized"]
+
+
+def test_all_methods_are_every_registered_one_and_settings_reach_them() -> None:
+    config = parse_study(
+        with_study_settings({"methods": "all", "datasets": "synthetic"}, ["rounds=1", "qffl.q=3"])
+    )
+    assert {m.name for m in config.methods} == set(methods())
+    assert config.references == ["local", "centralized"]
+    assert [m.options for m in config.methods if m.name == "qffl"] == [{"q": 3}]
+
+
+def test_a_method_that_does_not_apply_is_a_row_with_the_reason_and_no_failure(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "s"
+    result = ef.study(["fedfb", "fedavg"], "digits:clients=3", seeds=[0], out=out, **FAST)
+    for study in (result, open_study(out)):
+        assert not study.failed
+        note = study.table().loc[("digits", "fedfb")]["runs", "note"]
+        assert note.startswith("does not apply: fedfb needs")

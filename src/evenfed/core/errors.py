@@ -17,6 +17,10 @@ class ConfigError(EvenfedError):
     """An option, a name or a combination of options that cannot be used."""
 
 
+class NotApplicableError(ConfigError):
+    """A method that does not fit the data or the model at all, whatever its options."""
+
+
 class DataError(EvenfedError):
     """Data that cannot be used; names the file, column, row or client."""
 

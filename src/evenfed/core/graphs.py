@@ -94,9 +94,7 @@ def _drop_no_operations(graph: fx.Graph) -> None:
             node.target is aten.transpose.int
             and source.target is aten.transpose.int
             and set(source.args[1:]) == set(node.args[1:])
-        ):
-            source, useless = source.args[0], True
-        elif isinstance(source, fx.Node) and _flips(node) and _flips(source):
+        ) or (isinstance(source, fx.Node) and _flips(node) and _flips(source)):
             source, useless = source.args[0], True
         if useless:
             node.replace_all_uses_with(source)
@@ -165,10 +163,12 @@ def _softmax_of_few(graph: fx.Graph) -> None:
                 gradient, output = node.args[:2]
                 moved = first.get(output) or _axis_to_front(graph, output, last)
                 front = _axis_to_front(graph, gradient, last)
-                made = graph.call_function(node.target, (front, moved, 0, *node.args[3:]))
+                kernel = aten._log_softmax_backward_data.default
+                made = graph.call_function(kernel, (front, moved, 0, *node.args[3:]))
             else:
                 source = _axis_to_front(graph, node.args[0], last)
-                made = graph.call_function(node.target, (source, 0, *node.args[2:]))
+                kernel = aten._log_softmax.default
+                made = graph.call_function(kernel, (source, 0, *node.args[2:]))
             new = _contiguous(graph, made, [*range(1, last + 1), 0])
         new.meta = dict(node.meta)
         first[new] = made
@@ -182,7 +182,7 @@ def _axis_to_front(graph: fx.Graph, node: Any, last: int) -> fx.Node:
 
 def _contiguous(graph: fx.Graph, node: Any, order: list[int]) -> fx.Node:
     permuted = graph.call_function(aten.permute.default, (node, order))
-    layout = {"memory_format": torch.contiguous_format}
+    layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
     return graph.call_function(aten.clone.default, (permuted,), layout)
 
 

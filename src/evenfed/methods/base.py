@@ -8,10 +8,10 @@ from functools import reduce
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenfed.core import tree as trees
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, NotApplicableError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.task import Params, Task
@@ -34,10 +34,11 @@ class Reveal:
     ----------
     function, part : str
         Client function and key of its upload.
-    size : {"model", "part", "scalar", "counts", "sums", "rows"}
-        How much that is: as many numbers as the model has, fewer than that, one number (each for
-        every one of the method's `models`), counts by group and label, a few sums over the
-        client's examples, or the examples themselves.
+    size : {"model", "part", "network", "scalar", "counts", "sums", "rows"}
+        How much that is: as many numbers as the model has, fewer than that, the weights of a
+        network beside the model, one number (each for every one of the method's `models`),
+        counts by group and label (for every model asked about), a few sums over the client's
+        examples, or the examples themselves.
     meaning : str
         In plain words.
     summed : bool
@@ -47,7 +48,7 @@ class Reveal:
 
     function: str
     part: str
-    size: Literal["model", "part", "scalar", "counts", "sums", "rows"]
+    size: Literal["model", "part", "network", "scalar", "counts", "sums", "rows"]
     meaning: str
     summed: bool
 
@@ -161,6 +162,13 @@ class Method:
         """Weights of the one model that a client uses."""
         return deployed  # type: ignore[no-any-return]
 
+    def module(self, deployed: Tree, state: Tree) -> nn.Module:
+        """The one model that a client uses as a plain module in evaluation mode."""
+        module = copy.deepcopy(self.task.template)
+        weights = {k: v.detach().clone() for k, v in self.parameters(deployed, state).items()}
+        module.load_state_dict(weights, strict=False)
+        return module.eval()
+
     def evaluate(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
@@ -191,12 +199,12 @@ def check_not_negative(owner: str, **values: float) -> None:
 def check_needs(owner: str, needs: tuple[Need, ...], task: Task) -> None:
     """Raise where the data have not what the method needs."""
     if {"classes", "two classes"} & set(needs) and task.kind == "regression":
-        raise ConfigError(f"{owner} needs class labels: it does not do regression")
+        raise NotApplicableError(f"{owner} needs class labels: it does not do regression")
     if "two classes" in needs and task.classes != 2:
-        raise ConfigError(
+        raise NotApplicableError(
             f"{owner} needs two classes, label 1 the favourable one; the data have {task.classes}"
         )
     if "groups" in needs and task.groups < 2:
-        raise ConfigError(
+        raise NotApplicableError(
             f"{owner} needs groups: the data have no sensitive attribute with two levels or more"
         )

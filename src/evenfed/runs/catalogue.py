@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -33,9 +34,19 @@ def method_card(name: str) -> dict[str, Any]:
         "paper": cls.paper,
         "exchanges": cls.exchanges,
         "personal": cls.personal,
-        "hyperparameters": dict(sorted(options.items(), key=lambda item: "." in item[0])),
+        "needs": list(cls.needs),
+        "hyperparameters": {
+            option: _finite(value)
+            for option, value in sorted(options.items(), key=lambda item: "." in item[0])
+        },
+        "grid": {option: [_finite(v) for v in values] for option, values in cls.grid.items()},
         "reveals": [asdict(reveal) for reveal in cls.reveals],
     }
+
+
+def _finite(value: Any) -> Any:
+    """A value as JSON can hold it; infinity by name."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def method_cards() -> list[dict[str, Any]]:

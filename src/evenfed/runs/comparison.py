@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class StudyRun:
     clients: pd.DataFrame | None = None
     error: str = ""
     folder: Path | None = None
+    applies: bool = True
+    """False where the method does not fit these data at all, which is no failure."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,19 @@ class Study:
     >>> import evenfed as ef
     >>> result = ef.study(["fedavg", "local"], ["synthetic"], seeds=[0, 1], rounds=2)
     >>> [label for _, label in result.table().index]
-    ['fedavg', 'local', 'constant predictor (reference)']
+    ['fedavg', 'local', 'centralized (reference)', 'constant predictor (reference)']
     """
 
     config: StudyConfig
     runs: list[StudyRun]
     folder: Path | None = None
+    tuned: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By (dataset, method): on what the options of that row were chosen."""
 
     @property
     def failed(self) -> list[StudyRun]:
-        """Runs without a result."""
-        return [run for run in self.runs if run.measured is None]
+        """Runs without a result, but for those of methods that do not apply to the data."""
+        return [run for run in self.runs if run.measured is None and run.applies]
 
     @property
     def datasets(self) -> list[str]:
@@ -79,10 +83,17 @@ class Study:
                     method,
                     {r.seed: r.measured["metrics"] for r in runs if r.measured is not None},
                     {r.seed: r.error for r in runs if r.measured is None},
-                    tuple(remark for r in runs if r.measured for remark in _remarks(r.measured)),
+                    self._about(dataset, method, runs),
+                    reference=method in self.config.references,
+                    applies=all(r.applies for r in runs),
                 )
             )
         return result
+
+    def _about(self, dataset: str, method: str, runs: list[StudyRun]) -> tuple[str, ...]:
+        remarks = [remark for r in runs if r.measured for remark in _remarks(r.measured)]
+        how = self.tuned.get((dataset, method))
+        return tuple([how, *remarks] if how and any(r.measured for r in runs) else remarks)
 
     def sections(self, metrics: Sequence[str] | None = None) -> list[tables.Section]:
         """One table a dataset."""

@@ -37,7 +37,7 @@ def demo_config() -> StudyConfig:
     Examples
     --------
     >>> len(demo_config().planned())
-    30
+    36
     """
     return parse_study(DEMO, "demo")
 

@@ -6,10 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evenfed.core.errors import ConfigError
 from evenfed.methods.base import Method
@@ -44,6 +44,12 @@ class PlannedRun:
         """The name of its folder."""
         return re.sub(r"[^\w.=]+", "-", f"{self.method}-{self.dataset}-{self.seed}")
 
+    def using(self, options: Mapping[str, Any]) -> PlannedRun:
+        """The same run with other options of its method (dotted names)."""
+        table = method_entry({**self.config.method.model_dump(), **options})
+        config = self.config.model_copy(update={"method": MethodConfig(**table)})
+        return replace(self, config=config)
+
 
 class StudyData(DataConfig):
     """A dataset of a study, with what every method does differently on it.
@@ -70,12 +76,46 @@ class StudyData(DataConfig):
         return StudyData(**self.data.completed().model_dump(), **own)
 
 
+class TuneConfig(BaseModel):
+    """How the methods of a study are tuned, all with the same number of trials.
+
+    Parameters
+    ----------
+    on : {"val"}
+        The examples that decide; never those that are reported.
+    budget : int
+        Trials a method and dataset: its defaults, then settings of its grid.
+    metric : str
+        What decides; by default accuracy, or the loss of a regression.
+    rates : list of float
+        Values of `local.lr` that are tried for every method.
+    seed : int
+        Draws the settings where the grid has more than the budget.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    on: Literal["val"] = "val"
+    budget: int = Field(default=6, ge=1)
+    metric: str = ""
+    rates: list[float] = Field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.5])
+    seed: int = Field(default=0, ge=0)
+
+
 class StudyConfig(CommonConfig):
-    """A study: several runs that are compared."""
+    """A study: several runs that are compared.
+
+    Parameters
+    ----------
+    references : list of str
+        Methods that stand in the table for comparison only: they are never marked as the best.
+    """
 
     methods: list[MethodConfig] = Field(min_length=1)
     datasets: list[StudyData] = Field(min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
+    references: list[str] = Field(default_factory=list)
+    tune: TuneConfig | None = None
 
     def completed(self) -> Self:
         """A copy in which every default is written out, with the versions that ran."""
@@ -112,6 +152,41 @@ class StudyConfig(CommonConfig):
             for seed in self.seeds
             for method_label, method in zip(self.method_labels(), self.methods, strict=True)
         ]
+
+
+REFERENCES = ("local", "centralized")
+"""Methods that every table has: what clients reach alone, and what pooling all data would give."""
+
+
+def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the method `all` by every registered one, and add the reference rows.
+
+    `references = []` leaves the reference rows out.
+
+    Examples
+    --------
+    >>> [m["name"] for m in expanded({"methods": ["fedavg", "local"]})["methods"]]
+    ['fedavg', 'local', 'centralized']
+    """
+    result = dict(table)
+    entries = [method_entry(m) for m in _entries(result.get("methods", []))]
+    wanted: list[dict[str, Any]] = []
+    for entry in entries:
+        if entry["name"] == "all":
+            options = {k: v for k, v in entry.items() if k != "name"}
+            listed = {e["name"] for e in entries}
+            names = [n for n in sorted(known_methods()) if n not in listed | set(REFERENCES)]
+            wanted += [method_entry({"name": name, **options}) for name in names]
+        else:
+            wanted.append(entry)
+    present = {entry["name"] for entry in wanted}
+    references = result.get("references")
+    if references is None:
+        references = [name for name in REFERENCES if name not in present] if wanted else []
+    if not isinstance(references, list):
+        raise ConfigError(f"references must be a list of methods' names, not {references!r}")
+    added = [method_entry(name) for name in references if name not in present]
+    return {**result, "methods": [*wanted, *added], "references": references}
 
 
 def _labels(tables: list[dict[str, Any]], what: str) -> list[str]:
@@ -205,6 +280,10 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
     table = dict(table)
     if isinstance(table.get("model"), str):
         table["model"] = {"name": table["model"]}
+    if isinstance(table.get("tune"), str):
+        table["tune"] = {"on": table["tune"]}
+    if table.get("methods"):
+        table = expanded(table)
     for key in ("methods", "datasets"):
         value = table.get(key)
         if not value:
@@ -250,10 +329,10 @@ def with_study_settings(table: Mapping[str, Any], settings: Sequence[str]) -> di
     Examples
     --------
     >>> study = {"methods": ["fedavg", "qffl"], "datasets": ["loans"]}
-    >>> with_study_settings(study, ["qffl.q=2", "lr=0.5", "loans.clients=4"])["methods"]
+    >>> with_study_settings(study, ["qffl.q=2", "lr=0.5", "loans.clients=4"])["methods"][:2]
     [{'name': 'fedavg', 'local': {'lr': 0.5}}, {'name': 'qffl', 'q': 2, 'local': {'lr': 0.5}}]
     """
-    result = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    result = {k: dict(v) if isinstance(v, dict) else v for k, v in expanded(table).items()}
     methods = [method_entry(m) for m in _entries(result.get("methods", []))]
     datasets = [data_entry(d) for d in _entries(result.get("datasets", []))]
     for setting in settings:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
 
-from evenfed.core.errors import ConfigError, EvenfedError, RunFolderError, suggest
+from evenfed.core.errors import (
+    ConfigError,
+    EvenfedError,
+    NotApplicableError,
+    RunFolderError,
+    suggest,
+)
 from evenfed.data.dataset import FederatedDataset
 from evenfed.data.registry import COMMON, source_options
 from evenfed.engines.federation import EngineOptions
@@ -27,8 +33,10 @@ from evenfed.runs.plan import (
     method_entry,
     parse_study,
 )
+from evenfed.runs.result import Result
 from evenfed.runs.runner import Model, Observer, Silent
 from evenfed.runs.train import as_participation, load_data, resume, run_config
+from evenfed.runs.tuning import Choices, tuned
 
 STUDY, RUNS, FAILURES = "study.toml", "runs", "failures.json"
 
@@ -58,6 +66,8 @@ def study(
     engine: str | EngineOptions = "auto",
     evaluate_every: int = 5,
     tail: float = 0.1,
+    references: Sequence[str] | None = None,
+    tune: str | Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     observer: StudyObserver | None = None,
 ) -> Study:
@@ -66,7 +76,7 @@ def study(
     Parameters
     ----------
     methods : str, Method or sequence of them
-        Names, `"name:option=value"` words, or instances.
+        Names, `"name:option=value"` words, or instances; "all" is every registered method.
     datasets : str, FederatedDataset or sequence of them
         Names, words as for methods, or loaded data (which then is the same for every seed).
     options : mapping, optional
@@ -74,6 +84,12 @@ def study(
     data : mapping, optional
         Options by dataset name: `{"digits": {"clients": 10, "rounds": 60, "method.lr": 0.5}}`.
         `rounds` and `method.NAME`, an option of every method, hold on these data alone.
+    references : sequence of str, optional
+        Methods that stand in the table for comparison and are never marked; by default "local"
+        and "centralized", if not among `methods`. The constant predictor is always there.
+    tune : str or mapping, optional
+        "val": choose the options of every method on validation data, each with the same number
+        of trials; a mapping may set `budget`, `metric`, `rates` and `seed` (see `TuneConfig`).
     out : path, optional
         Folder of the study. If it holds the same study, finished runs are read and unfinished
         ones are resumed. Needs datasets and model by name.
@@ -111,6 +127,8 @@ def study(
             "engine": asdict(runs_on),
             "evaluate_every": evaluate_every,
             "tail": tail,
+            "references": None if references is None else list(references),
+            "tune": tune if tune is None or isinstance(tune, str) else dict(tune),
         }
     )
     own = None if isinstance(model, str) else model
@@ -142,8 +160,8 @@ def run_study(
     Examples
     --------
     >>> config = parse_study({"methods": ["fedavg"], "datasets": ["synthetic"], "rounds": 1})
-    >>> len(run_study(config).runs)
-    3
+    >>> len(run_study(config).runs)  # FedAvg and two references, three seeds
+    9
     """
     data = data or {}
     for wanted in config.datasets:
@@ -157,21 +175,45 @@ def run_study(
         out = _folder(config, out, counted)
     told = observer or _Silent()
     runs: list[StudyRun] = []
-    reasons: dict[str, str] = {}
+    reasons: dict[str, dict[str, Any]] = {}
     loaded = _Loaded()
-    for plan in config.planned():
+    choices = Choices(out)
+    if config.tune is not None:
+        choices = tuned(config, out, _trial(told, data, model, loaded), told.run_begins)
+    for plan in map(choices.apply, config.planned()):
         told.run_begins(plan.name)
         try:
             runs.append(_carried_out(plan, out, told, data.get(plan.dataset), model, loaded))
         except EvenfedError as error:
-            reason = reasons[plan.name] = " ".join(str(error).split())
-            runs.append(StudyRun(plan.method, plan.dataset, plan.seed, error=reason))
-            told.say(f"failed: {reason}")
+            reason, applies = (
+                " ".join(str(error).split()),
+                not isinstance(error, NotApplicableError),
+            )
+            reasons[plan.name] = {"reason": reason, "applies": applies}
+            label = (plan.method, plan.dataset, plan.seed)
+            runs.append(StudyRun(*label, error=reason, applies=applies))
+            told.say(f"{'failed' if applies else 'does not apply'}: {reason}")
     if out is not None and reasons:
         write_atomically(out / FAILURES, json.dumps(reasons, indent=1).encode())
     elif out is not None:
         (out / FAILURES).unlink(missing_ok=True)
-    return Study(config, runs, out)
+    return Study(config, runs, out, choices.remarks())
+
+
+def _trial(
+    told: StudyObserver,
+    data: Mapping[str, FederatedDataset],
+    model: Model | None,
+    loaded: _Loaded,
+) -> Callable[[PlannedRun], Result]:
+    """What carries out one trial of a tuning; it leaves no folder."""
+
+    def trial(plan: PlannedRun) -> Result:
+        config = plan.config.model_copy(update={"evaluate_every": 0})
+        own = data.get(plan.dataset) or loaded.get(plan)
+        return run_config(config, None, told, data=own, model=model)
+
+    return trial
 
 
 def _check_options(data: StudyData) -> None:
@@ -265,5 +307,6 @@ def open_study(path: Path) -> Study:
             clients = pd.read_parquet(folder.path / CLIENTS)
             runs.append(StudyRun(*label, folder.result(), clients, "", folder.path))
         else:
-            runs.append(StudyRun(*label, error=reasons.get(plan.name, "not finished")))
-    return Study(config, runs, path)
+            why = reasons.get(plan.name, {"reason": "not finished", "applies": True})
+            runs.append(StudyRun(*label, error=why["reason"], applies=why["applies"]))
+    return Study(config, runs, path, Choices(path).remarks())

@@ -103,6 +103,14 @@ class Measurements:
     metrics: dict[int, Mapping[str, float | None]]
     failures: dict[int, str]
     remarks: tuple[str, ...] = ()
+    reference: bool = False
+    applies: bool = True
+    """False where the method does not fit these data at all."""
+
+    @property
+    def label(self) -> str:
+        """The method, and whether it is there for comparison only."""
+        return f"{self.method} (reference)" if self.reference else self.method
 
     def values(self, metric: str) -> dict[int, float]:
         """The metric by seed; what is undefined is NaN."""
@@ -155,7 +163,8 @@ def section(
             values = list(run.values(metric).values())
             summary = over_seeds(values, level) if values else None
             cells[metric] = Cell(summary, marks[metric].get(run.method, ""))
-        rows.append(Row(run.method, cells, len(run.metrics), _note(run)))
+        rows.append(Row(run.label, cells, len(run.metrics), _note(run), run.reference))
+    rows.sort(key=lambda row: row.reference)
     tail = next((m["tail"] for run in runs for m in run.metrics.values() if m.get("tail")), None)
     headings = {m: _heading(m, tail) for m in metrics}
     return Section(dataset, headings, [*rows, *_reference(runs, metrics, level)])
@@ -168,7 +177,9 @@ def _heading(metric: str, tail: float | None) -> str:
 
 def _note(run: Measurements) -> str:
     notes = list(run.remarks)
-    if run.failures:
+    if run.failures and not run.applies:
+        notes.insert(0, "does not apply: " + "; ".join(dict.fromkeys(run.failures.values())))
+    elif run.failures:
         reasons = "; ".join(dict.fromkeys(run.failures.values()))
         total = len(run.failures) + len(run.metrics)
         notes.insert(0, f"{len(run.failures)} of {total} runs have no result: {reasons}")
@@ -195,9 +206,14 @@ def _marks(metric: str, runs: Sequence[Measurements], level: float) -> dict[str,
     """The best mean, and those that are not clearly different from it.
 
     A method of which a run failed is never the best: its mean is over the seeds that went well.
+    Nor is a reference: it is not one of the methods compared.
     """
     higher = higher_is_better(metric)
-    whole = [run for run in runs if run.metrics and not run.failures and run.values(metric)]
+    whole = [
+        run
+        for run in runs
+        if run.metrics and not run.failures and not run.reference and run.values(metric)
+    ]
     means = {run.method: over_seeds(list(run.values(metric).values())).mean for run in whole}
     means = {method: mean for method, mean in means.items() if not math.isnan(mean)}
     if higher is None or len(means) < 2:
@@ -307,8 +323,8 @@ def latex(part: Section) -> str:
     lines = _grid(part, show, _tex)
     reference = [i for i, row in enumerate(part.rows) if row.reference]
     body = [f"{' & '.join(line)} \\\\" for line in lines]
-    for i in reference:
-        body.insert(i, r"\midrule")
+    if reference:
+        body.insert(reference[0], r"\midrule")
     head = " & ".join(["method", *(_tex(h) for h in part.headings.values())])
     return "\n".join(
         [

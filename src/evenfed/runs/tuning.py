@@ -1,0 +1,177 @@
+"""Tuning: every method gets the same number of trials on validation data, all written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenfed.core.errors import ConfigError, EvenfedError, suggest
+from evenfed.methods.base import Method
+from evenfed.methods.registry import methods
+from evenfed.runs.folder import write_atomically
+from evenfed.runs.plan import PlannedRun, StudyConfig, TuneConfig
+from evenfed.runs.result import Result
+from evenfed.runs.table import higher_is_better
+
+TUNING = "tuning.json"
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was tried for a method on a dataset, and what was best.
+
+    Parameters
+    ----------
+    tried : list of dict
+        `options`, `value` (None where the run failed) and `error` of each trial, in order.
+    options : dict
+        The chosen ones; empty if every trial failed or did not apply.
+    """
+
+    metric: str
+    seed: int
+    tried: list[dict[str, Any]]
+    options: Options
+
+    @property
+    def remark(self) -> str:
+        """For the table."""
+        found = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in self.options.items())
+        return (
+            f"tuned: best of {len(self.tried)} settings by {self.metric} on validation data "
+            f"of seed {self.seed} ({found or 'its defaults'})"
+        )
+
+
+def candidates(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> list[Options]:
+    """The settings that are tried: the defaults first, then others of the grid, drawn by seed.
+
+    Parameters
+    ----------
+    fixed : mapping
+        Options that the study sets itself (dotted); they are not tuned.
+
+    Examples
+    --------
+    >>> from evenfed.methods.fedavg import FedAvg
+    >>> candidates(FedAvg, {}, TuneConfig(budget=3, rates=[0.1, 0.5]))
+    [{}, {'local.lr': 0.1}, {'local.lr': 0.5}]
+    """
+    grid: dict[str, tuple[Any, ...]] = dict(cls.grid)
+    if "local" in {f.name for f in dataclasses.fields(cls)}:
+        grid.setdefault("local.lr", tuple(plan.rates))
+    grid = {option: values for option, values in grid.items() if option not in fixed}
+    combined = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
+    combined = [c for c in combined if c]
+    order = np.random.default_rng(plan.seed).permutation(len(combined))
+    chosen = sorted(order[: plan.budget - 1].tolist())
+    return [{}, *(combined[i] for i in chosen)]
+
+
+def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], Result]) -> Choice:
+    """Try the candidates of a run's method; `trial` carries a run out.
+
+    A setting that fails, or whose metric is undefined, cannot win. Of equals the first wins.
+    """
+    cls = methods()[plan.config.method.name]
+    fixed = set(_dotted(plan.config.method.model_dump(exclude={"name"})))
+    tried: list[dict[str, Any]] = []
+    metric = settings.metric
+    for options in candidates(cls, dict.fromkeys(fixed), settings):
+        row: dict[str, Any] = {"options": options, "value": None, "error": ""}
+        try:
+            result = trial(plan.using(options))
+        except EvenfedError as error:
+            row["error"] = " ".join(str(error).split())
+        else:
+            kind = result.data.schema.kind
+            metric = metric or ("loss" if kind == "regression" else "accuracy")
+            row["value"] = _value(result, metric)
+        tried.append(row)
+    return Choice(metric, plan.seed, tried, _best(tried, metric))
+
+
+def _value(result: Result, metric: str) -> float | None:
+    found = result.summary("val")
+    if metric not in found:
+        raise ConfigError(f"tune.metric '{metric}' is unknown.{suggest(metric, found.index)}")
+    value = float(found[metric])
+    return value if math.isfinite(value) else None
+
+
+def _best(tried: list[dict[str, Any]], metric: str) -> Options:
+    usable = [row for row in tried if row["value"] is not None]
+    if not usable:
+        return {}
+    higher = higher_is_better(metric)
+    if higher is None:
+        raise ConfigError(f"tune.metric '{metric}' has no better direction")
+    pick = max if higher else min
+    chosen: Options = pick(usable, key=lambda row: row["value"])["options"]
+    return chosen
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in table.items():
+        inner = isinstance(value, Mapping)
+        names += _dotted(value, f"{prefix}{key}.") if inner else [prefix + key]
+    return names
+
+
+class Choices:
+    """What was chosen by (dataset, method), kept in the study's folder as it grows."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / TUNING
+        self.found: dict[tuple[str, str], Choice] = {}
+        if self.path is not None and self.path.exists():
+            for row in json.loads(self.path.read_text(encoding="utf-8")):
+                key = (row.pop("dataset"), row.pop("method"))
+                self.found[key] = Choice(**row)
+
+    def add(self, plan: PlannedRun, choice: Choice) -> None:
+        """Keep a choice."""
+        self.found[plan.dataset, plan.method] = choice
+        if self.path is not None:
+            rows = [
+                {"dataset": dataset, "method": method, **dataclasses.asdict(one)}
+                for (dataset, method), one in self.found.items()
+            ]
+            write_atomically(self.path, json.dumps(rows, indent=1).encode())
+
+    def remarks(self) -> dict[tuple[str, str], str]:
+        """A remark for each tuned row of the table."""
+        return {key: choice.remark for key, choice in self.found.items()}
+
+    def apply(self, plan: PlannedRun) -> PlannedRun:
+        """The run with the options that were chosen for it."""
+        choice = self.found.get((plan.dataset, plan.method))
+        return plan if choice is None else plan.using(choice.options)
+
+
+def tuned(
+    config: StudyConfig,
+    folder: Path | None,
+    trial: Callable[[PlannedRun], Result],
+    begins: Callable[[str], None],
+) -> Choices:
+    """Tune every method on every dataset, with the study's first seed."""
+    choices = Choices(folder)
+    assert config.tune is not None
+    for plan in config.planned():
+        if plan.seed == config.seeds[0] and (plan.dataset, plan.method) not in choices.found:
+            begins(f"tuning {plan.name}")
+            choices.add(plan, tune(plan, config.tune, trial))
+    return choices
