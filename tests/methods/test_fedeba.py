@@ -25,7 +25,8 @@ from evenfed.data.dataset import ClientData, FederatedDataset, Schema
 from evenfed.engines.federation import EngineOptions, Federation
 from evenfed.methods.eba import EBA
 from evenfed.methods.fedavg import FedAvg
-from evenfed.methods.fedeba import FedEBA, PracFedEBA
+from evenfed.methods.fedeba import FedEBA
+from evenfed.methods.prac_fedeba import PracFedEBA
 from evenfed.methods.registry import build
 
 losses_of = st.lists(st.floats(0.01, 5.0), min_size=2, max_size=12).map(
@@ -308,7 +309,7 @@ def test_prac_has_one_exchange_and_the_traffic_of_fedavg() -> None:
 
 def test_the_first_step_is_sent_and_used_in_the_next_round() -> None:
     data, task = quadratics([0.0, 2.0], 1.0, 0.5)
-    method = FedEBA(local=replace(FULL, steps=2), fair_gradient="first_step", tau=1.0)
+    method = PracFedEBA(local=replace(FULL, steps=2), fair_gradient="first_step", tau=1.0)
     server, _ = rounds(method, data, task, 1)
     losses = 0.5 * (0.5 - np.array([0.0, 2.0])) ** 2
     p = np.exp(losses) / np.exp(losses).sum()
@@ -420,7 +421,7 @@ def test_weight_goes_to_clients_with_random_labels_and_a_cap_protects_the_others
 def test_a_rate_that_ends_at_zero_does_not_end_a_run(source) -> None:
     data, task = quadratics([0.0, 2.0], 1.0, 0.5)
     local = replace(FULL, schedule="cosine", decay=0.0)
-    server, federation = rounds(FedEBA(local=local, fair_gradient=source), data, task, 3)
+    server, federation = rounds(PracFedEBA(local=local, fair_gradient=source), data, task, 3)
     assert math.isfinite(float(server["params"]["w"]))
     assert not federation.dropped
 

@@ -13,14 +13,13 @@ between the losses and the line of equal losses above which local steps are alig
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch.func import grad
 
 from evenfed.core import tree as trees
-from evenfed.core.batches import Batches
 from evenfed.core.entropy import fair_angle
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
@@ -51,11 +50,6 @@ class FedEBA(EBA):
         The same threshold as a coefficient of variation; used where it is not negative.
     align_clip : bool
         Never let the fair gradient pull harder than the local gradient.
-    fair_gradient : {"exact", "stale", "kept", "first_step"}
-        Where the fair gradient comes from: an exchange of its own; the server's last move, sent
-        along; the server's moves since the client last took part, which it knows without being
-        sent anything (Prac-FedEBA+ with FedAvg's traffic); or the first local steps of the last
-        round.
     others
         As for EBA.
     """
@@ -67,8 +61,6 @@ class FedEBA(EBA):
         Reveal("probe", "loss", "scalar", "loss of the received model", False),
         UPDATE,
         LOSS,
-        Reveal("train", "first", "model", "change by the first local step (first_step)", False),
-        Reveal("train", "steps", "scalar", "number of local steps (stale, kept)", False),
         EVALUATION,
     )
     exchanges: ClassVar[int] = 2
@@ -81,7 +73,6 @@ class FedEBA(EBA):
     theta_deg: float = 0.0
     cv_threshold: float = -1.0
     align_clip: bool = False
-    fair_gradient: Literal["exact", "stale", "kept", "first_step"] = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,24 +118,15 @@ class FedEBA(EBA):
 
     def pull(self, broadcast: Tree, state: Tree) -> Tree:
         """The fair gradient and its share, if this round aligns; else nothing."""
-        share = torch.tensor(self.alpha)
-        if "fair" in broadcast:
-            return {"fair": broadcast["fair"], "alpha": share}
-        if "aligns" not in broadcast:
+        if "fair" not in broadcast:
             return ()
-        # a client knows where the model was when it last took part, hence its mean move since
-        walked = broadcast["path"] - state["path"]
-        known = (state["path"] >= 0) & (walked > 0)
-        scale = torch.where(known, 1.0 / torch.where(known, walked, 1.0), 0.0)
-        moved = trees.subtract(state["last"], broadcast["params"])
-        fair = trees.map(lambda t: (t * scale).to(t.dtype), moved)
-        return {"fair": fair, "alpha": share * broadcast["aligns"] * known}
+        return {"fair": broadcast["fair"], "alpha": torch.tensor(self.alpha)}
 
     def aligned_model(self, broadcast: Tree, data: Examples, draws: Tree, pull: Tree) -> Params:
         """The client's model after local training aligned with the pull."""
         return self.local.run(
             self.task, broadcast["params"], data, draws, lr=broadcast["lr"],
-            term=self.distillation if self.robust else None, gradient=self.aligned, context=pull,
+            term=self.to_robust if self.robust else None, gradient=self.aligned, context=pull,
         )  # fmt: skip
 
     def probe(
@@ -156,54 +138,23 @@ class FedEBA(EBA):
         return {"gradient": gradient, "loss": self.loss(params, data)}, state
 
     def train(
-        self, broadcast: Tree, state: Tree, data: Examples, draws: Batches
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
-        """Client function: local training; sends the change, the loss, and what is asked for."""
-        params, pull = broadcast["params"], self.pull(broadcast, state)
+        """Client function: local training, aligned if asked; sends the change and a loss."""
+        pull = self.pull(broadcast, state)
         if pull:
             new = self.aligned_model(broadcast, data, draws, pull)
         else:
             new = self.trained(broadcast, data, draws)
-        upload = self.sent(broadcast, new, data)
-        if self.alpha and self.fair_gradient == "first_step":
-            first = replace(draws, index=draws.index[:1], mask=draws.mask[:1])
-            upload["first"] = trees.subtract(self.trained(broadcast, data, first), params)
-        if self.alpha and self.fair_gradient in ("stale", "kept"):
-            upload["steps"] = self.local.step_count(draws)
-        if self.alpha and self.fair_gradient == "kept":
-            state = {"last": params, "path": broadcast["path"]}
-        return upload, state
-
-    def client_state(self, generator: torch.Generator, size: int) -> Tree:
-        """Nothing, or the model at the client's last round where it computes the pull itself."""
-        if not self.alpha or self.fair_gradient != "kept":
-            return ()
-        return {"last": trees.zeros_like(self.first), "path": torch.tensor(-1.0)}
+        return self.sent(broadcast, new, data), state
 
     # server side
 
-    def start(self, federation: Federation) -> Server:
-        """The model; where earlier rounds matter, also angle, fair gradient and path.
-
-        The path is the sum over rounds of server rate x local rate x steps: the length in which
-        a move of the model is a mean gradient.
-        """
-        if not self.alpha or self.fair_gradient == "exact":
-            return {"params": self.first}
-        return {
-            "params": self.first,
-            "fair": trees.zeros_like(self.first),
-            "angle": torch.tensor(-1.0),
-            "path": torch.tensor(0.0),
-        }
-
     def round(self, federation: Federation, server: Server) -> Server:
-        """Probe if the fair gradient is exact, align or not, train, weigh by losses."""
+        """Probe, align or not, train, weigh by losses."""
         if not self.alpha:
             return super().round(federation, server)
         broadcast = self.broadcast(federation, server)
-        if self.fair_gradient != "exact":
-            return self._practical_round(federation, server, broadcast)
         probe = self._weighed(
             federation, self.probe, {"params": server["params"]},
             fair=("gradient",), plain={"mean": "gradient"},
@@ -218,35 +169,6 @@ class FedEBA(EBA):
             step = trees.scale(probe.value["mean"], -float(broadcast["lr"]))
             move = self._mixed(move, step)
         return {"params": self.moved(server["params"], move)}
-
-    def _practical_round(self, federation: Federation, server: Server, sent: Tree) -> Server:
-        """One exchange: the fair gradient is the one of the last round."""
-        rate = float(sent["lr"])
-        known = float(server["angle"]) >= 0
-        aligns = known and self._aligns(federation, float(server["angle"]))
-        if self.fair_gradient == "kept":
-            sent |= {"aligns": torch.tensor(float(aligns)), "path": server["path"]}
-        elif aligns:
-            sent["fair"] = server["fair"]
-        first = self.fair_gradient == "first_step"
-        parts = ("update", "first") if first else ("update", "steps")
-        plain = {"mean": "first"} if first else {}
-        answer = self._weighed(federation, self.train, sent, fair=parts, plain=plain)
-        value, move = answer.value, answer.value["update"]
-        if known and not aligns:
-            # the last round's direction stands for the mean first step where none is sent
-            step = value["mean"] if first else trees.scale(server["fair"], -rate)
-            move = self._mixed(move, step)
-        walked = rate if first else rate * float(value["steps"])
-        fair = server["fair"]
-        if walked > 0:  # a schedule may end at a rate of zero
-            fair = trees.scale(value["first" if first else "update"], -1.0 / walked)
-        return {
-            "params": self.moved(server["params"], move),
-            "fair": fair,
-            "angle": torch.tensor(fair_angle(answer.losses)),
-            "path": server["path"] + self.server_lr * walked,
-        }
 
     def _aligns(self, federation: Federation, angle: float) -> bool:
         federation.note(fair_angle=angle, aligned=angle > self.threshold)
@@ -264,20 +186,3 @@ class FedEBA(EBA):
         return self.tilting.exchange(
             federation, function, broadcast, draws=draws, prior=prior, **options
         )
-
-
-@dataclass(frozen=True)
-class PracFedEBA(FedEBA):
-    """Prac-FedEBA+: the fair gradient is the last round's, so that traffic is FedAvg's."""
-
-    name: ClassVar[str] = "prac_fedeba"
-    title: ClassVar[str] = "Prac-FedEBA+"
-    reveals: ClassVar[tuple[Reveal, ...]] = FedEBA.reveals[2:]
-    exchanges: ClassVar[int] = 1
-
-    fair_gradient: Literal["exact", "stale", "kept", "first_step"] = "kept"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fair_gradient == "exact":
-            raise ConfigError("prac_fedeba: an exact fair gradient takes a second exchange: fedeba")

@@ -33,6 +33,8 @@ class Answer:
     losses: Tensor
     shares: Tensor
     """Entropy weights `(m,)` of those that answered."""
+    kept: dict[str, Tensor]
+    """Further scalars `(m,)` that were asked for, by part."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Tilting:
         fair: tuple[str, ...] = ("update",),
         plain: dict[str, str] | None = None,
         weights: Tensor | None = None,
+        keep: tuple[str, ...] = (),
     ) -> Answer:
         """One exchange whose uploads hold a `loss`.
 
@@ -84,18 +87,22 @@ class Tilting:
             New name to part of the upload, averaged uniformly.
         weights : Tensor `(len(cohort),)`, optional
             Weights known from an earlier exchange, instead of the losses in these uploads.
+        keep : tuple of str
+            Scalars of the upload to hand back for every client.
         """
         plain = plain or {}
+        single = ("loss", *keep)
 
         def each(upload: Tree) -> Tree:
             parts = {part: upload[part] for part in fair}
-            return parts | {k: upload[v] for k, v in plain.items()} | {"loss": upload["loss"]}
+            parts |= {k: upload[v] for k, v in plain.items()}
+            return parts | {part: upload[part] for part in single}
 
         kind: Any = weights
         if kind is None:
             if self.mode == "relative" or self.p_max < 1:
                 return self._stacked(
-                    federation, function, broadcast, draws, prior, each, fair, plain
+                    federation, function, broadcast, draws, prior, each, fair, plain, single
                 )
             tau = self.temperature(federation.round)
             kind = Tilted(lambda upload, sizes: upload["loss"].double() / tau, prior)
@@ -105,11 +112,11 @@ class Tilting:
             weights={**dict.fromkeys(fair, kind), **dict.fromkeys(plain, "uniform")},
             draws=draws,
             each=each,
-            keep=("loss",),
+            keep=single,
         )
-        losses = mean.kept["loss"].double().cpu()
-        shares = self._shares(federation, losses, mean.sizes, prior)
-        return Answer(mean.value, mean.clients, losses, shares)
+        kept = {part: mean.kept[part].double().cpu() for part in single}
+        shares = self._shares(federation, kept["loss"], mean.sizes, prior)
+        return Answer(mean.value, mean.clients, kept.pop("loss"), shares, kept)
 
     def _stacked(
         self,
@@ -121,12 +128,13 @@ class Tilting:
         each: Any,
         fair: tuple[str, ...],
         plain: dict[str, str],
+        single: tuple[str, ...],
     ) -> Answer:
         """The same where weights need all losses first: holds the uploads of the cohort."""
         replies = federation.map(function, broadcast, draws=draws)
         uploads = each(replies.uploads)
-        losses = uploads["loss"].double().cpu()
-        shares = self._shares(federation, losses, replies.sizes, prior)
+        kept = {part: uploads[part].double().cpu() for part in single}
+        shares = self._shares(federation, kept["loss"], replies.sizes, prior)
         even = torch.full_like(shares, 1.0 / len(shares))
 
         def mean(tree: Tree, p: Tensor) -> Tree:
@@ -136,7 +144,7 @@ class Tilting:
 
         value = {part: mean(uploads[part], shares) for part in fair}
         value |= {name: mean(uploads[name], even) for name in plain}
-        return Answer(value, replies.clients, losses, shares)
+        return Answer(value, replies.clients, kept.pop("loss"), shares, kept)
 
     def _shares(
         self, federation: Federation, losses: Tensor, sizes: Tensor, prior: Prior
