@@ -20,6 +20,8 @@ from evenfed.engines.participation import Participation
 from evenfed.methods.eba import EBA
 from evenfed.methods.fedeba import FedEBA
 from evenfed.methods.prac_fedeba import PracFedEBA
+from evenfed.methods.registry import build
+from evenfed.runs.config import parse, with_settings
 
 Vector = np.ndarray
 TAU, ALPHA = 4.0, 0.3
@@ -364,3 +366,20 @@ def test_a_run_prints_the_advice_before_training(tmp_path: Any) -> None:
 def test_robust_is_refused_before_training_where_it_cannot_be(line: Any) -> None:
     with pytest.raises(ef.EvenfedError, match="robust needs classes"):
         line.run(EBA(local=line.local, robust=1.0))
+
+
+# presets
+
+
+def test_preset_paper_v5_is_expanded_and_what_is_given_beside_it_wins() -> None:
+    settings = ["preset=paper_v5", "theta_deg=20", "alpha=0.4"]
+    table = with_settings({"method": "fedeba"}, settings)
+    config = parse(table).completed()
+    method = config.built_method()
+    assert isinstance(method, FedEBA)
+    assert (method.theta_deg, method.alpha) == (20.0, 0.4)
+    assert (method.loss_at, method.align_clip) == ("local_final", True)
+    assert "preset" not in config.method.options, "a run's file holds the options themselves"
+    assert build("prac_fedeba", {"preset": "paper_v5"}).alpha == 0.5  # type: ignore[attr-defined]
+    with pytest.raises(ef.EvenfedError, match="no preset 'paper_v4'; it has 'paper_v5'"):
+        build("fedeba", {"preset": "paper_v4"})

@@ -98,6 +98,9 @@ class Method:
     local training is there only where it takes part in the method: a study tunes it for all alike.
     """
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Named sets of options, for `preset = "..."` where a method is built by name."""
+
     task: Task = field(init=False, repr=False, compare=False)
     first: Params = field(init=False, repr=False, compare=False)
 

@@ -69,6 +69,10 @@ class FedEBA(EBA):
         "alpha": (0.1, 0.3, 0.5, 0.9),
     }
 
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper_v5": {"alpha": 0.5, "loss_at": "local_final", "align_clip": True}
+    }
+
     alpha: float = 0.3
     theta_deg: float = 0.0
     cv_threshold: float = -1.0

@@ -63,13 +63,22 @@ def method_named(name: str) -> type[Method]:
 def build(name: str, options: dict[str, Any] | None = None) -> Method:
     """A method with options by (dotted) name; a bare name may also be one of `local`.
 
+    `preset` names a set of options of the method; those given beside it win.
+
     Examples
     --------
     >>> build("fedprox", {"mu": 0.1, "local.lr": 0.5}).local.lr
     0.5
     """
     cls = method_named(name)
-    method: Method = _construct(cls, options or {}, f"method '{name}'")
+    given = dict(options or {})
+    if "preset" in given:
+        preset = str(given.pop("preset"))
+        if preset not in cls.presets:
+            known = ", ".join(f"'{p}'" for p in cls.presets) or "none"
+            raise ConfigError(f"method '{name}' has no preset {preset!r}; it has {known}")
+        given = cls.presets[preset] | given
+    method: Method = _construct(cls, given, f"method '{name}'")
     return method
 
 

@@ -40,6 +40,7 @@ def method_card(name: str) -> dict[str, Any]:
             for option, value in sorted(options.items(), key=lambda item: "." in item[0])
         },
         "grid": {option: [_finite(v) for v in values] for option, values in cls.grid.items()},
+        "presets": cls.presets,
         "reveals": [asdict(reveal) for reveal in cls.reveals],
     }
 
