@@ -21,20 +21,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from evenfed.core.convexity import why_not_convex
 from evenfed.core.errors import ConfigError
 from evenfed.core.task import Task
-from evenfed.data.dataset import Schema
-from evenfed.engines.federation import Federation
-from evenfed.methods.base import Server
-from evenfed.methods.saddle import LeastExcess, Minimum, Point, Saddle, Vector
-
-if TYPE_CHECKING:
-    from evenfed.methods.pffl import PFFL
 
 Status = Literal["feasible", "infeasible", "undetermined", "no bounds"]
 
@@ -103,28 +94,43 @@ class Proof:
 
 @dataclass(frozen=True)
 class GroupLossCertificate:
-    """See the head of this module; None stands for what is not known."""
+    """See the head of this module; None stands for what is not known.
+
+    Parameters
+    ----------
+    objective : float
+        `F` of the model handed out.
+    objective_excess : float
+        How far it can be above the objective of a model that meets the bounds.
+    gap, gap_holds
+        `nu`, and for which models it is one.
+    violation_limit : float
+        Lemma 1, where a model that meets the bounds is known.
+    proof : Proof
+        That no model meets the bounds.
+    """
 
     status: Status
     iterate: str
     cells: tuple[Cell, ...]
     violation: float
     """Largest excess over a bound; negative: all bounds are met."""
-    objective: float | None
-    objective_excess: float | None
-    gap: float | None
-    gap_holds: str
-    violation_limit: float | None
-    least_excess: tuple[float, float] | None
-    """No model's largest excess is below the first number; the second was reached."""
-    minimax: tuple[float, float] | None
-    """The same as a loss, where all bounds are one number."""
-    proof: Proof | None
-    no_certificate: str
-    """Why nothing is proved beyond what was measured; empty if something is."""
     assumptions: tuple[str, ...]
     exchanges: int
+    """That it took."""
     tolerance: float
+    no_certificate: str = ""
+    """Why nothing is proved beyond what was measured; empty if something is."""
+    objective: float | None = None
+    objective_excess: float | None = None
+    gap: float | None = None
+    gap_holds: str = ""
+    violation_limit: float | None = None
+    least_excess: tuple[float, float] | None = None
+    """No model's largest excess is below the first number; the second was reached."""
+    minimax: tuple[float, float] | None = None
+    """The same as a loss, where all bounds are one number."""
+    proof: Proof | None = None
 
     def table(self) -> dict[str, Any]:
         """As plain values, for `result.json`."""
@@ -207,130 +213,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def certified(
-    method: PFFL, federation: Federation, server: Server, schema: Schema
-) -> GroupLossCertificate:
-    """Measure the model handed out, and prove what can be proved about it."""
-    saddle = Saddle(method, federation, server)
-    params, found = method.returned(server)
-    multipliers = found.numpy()
-    reason = why_not_convex(method.task)
-    if not reason and not method.certify.solve:
-        reason = "certify.solve is off"
-    if reason:
-        excess = saddle.excess_of(params)
-        cells = _cells(method, saddle, schema, multipliers, excess, None)
-        met: Status = "feasible" if excess.max() <= 0 else "undetermined"
-        status: Status = "no bounds" if method.constraint == "minmax" else met
-        return GroupLossCertificate(
-            status, method.iterate, cells, float(excess.max()), None, None, None, "", None, None,
-            None, None, reason, _assumptions(method, len(federation)), saddle.exchanges,
-            method.certify.tolerance,
-        )  # fmt: skip
-    model = saddle.vector(params)
-    point = saddle.at(model, multipliers, method.beta)
-    least = saddle.least_excess(model)
-    low = None if method.scope == "local" else saddle.lowest(model, multipliers, method.beta)
-    return _solved(method, saddle, schema, _Found(model, multipliers, point, least, low))
-
-
-@dataclass(frozen=True)
-class _Found:
-    model: Vector
-    multipliers: Vector
-    point: Point
-    least: LeastExcess
-    low: Minimum | None
-
-
-def _solved(method: PFFL, saddle: Saddle, schema: Schema, found: _Found) -> GroupLossCertificate:
-    point, least = found.point, found.least
-    violation, objective = float(point.excess.max()), point.objective
-    status = _status(method, violation, least)
-    cells = _cells(method, saddle, schema, found.multipliers, point.excess, least)
-    gap = objective_excess = limit = None
-    holds = ""
-    if found.low is not None:
-        gap, objective_excess = _gap(method, saddle, found, found.low)
-        holds = "rigorous (weight decay makes the problem strongly convex)"
-        if not found.low.strong:
-            holds = f"for all models within distance {found.low.distance:.3g} of the one found"
-    if gap is not None and status == "feasible":
-        reached = saddle.at(least.model, found.multipliers, method.beta).objective
-        best = reached if least.reached <= 0 else objective
-        limit = (method.beta * max(0.0, best - objective) + 2 * gap) / method.lambda_bound
-    names = [cell.name for cell in cells]
-    proof = Proof(
-        {name: float(v) for name, v in zip(names, least.multipliers, strict=True)},
-        least.below.value,
-        least.below.slope,
-        least.below.value / least.below.slope if least.below.slope else math.inf,
-    )  # fmt: skip
-    used = saddle.limits[saddle.active]
-    between = (least.below.lower, least.reached)
-    even = bool(np.all(used == used[0]))
-    return GroupLossCertificate(
-        status, method.iterate, cells, violation, objective, objective_excess, gap, holds, limit,
-        between, (used[0] + between[0], used[0] + between[1]) if even else None,
-        proof if status == "infeasible" else None, "",
-        _assumptions(method, len(saddle.federation), found), saddle.exchanges,
-        method.certify.tolerance,
-    )  # fmt: skip
-
-
-def _status(method: PFFL, violation: float, least: LeastExcess) -> Status:
-    if method.constraint == "minmax":
-        return "no bounds"
-    if min(violation, least.reached) <= 0:
-        return "feasible"
-    return "infeasible" if least.below.lower > 0 else "undetermined"
-
-
-def _gap(method: PFFL, saddle: Saddle, found: _Found, low: Minimum) -> tuple[float, float | None]:
-    """`nu`, and how far the objective can be above that of a model that meets the bounds."""
-    value = saddle.lagrangian(found.point, found.model, found.multipliers, method.beta)
-    worst = float(found.point.excess.max())
-    if method.constraint != "minmax":
-        worst = max(0.0, worst)
-    ridge = 0.5 * saddle.ridge(method.beta) * float(found.model @ found.model)
-    above = method.beta * found.point.objective + ridge + method.lambda_bound * worst
-    gap = max(value - low.lower, above - value)
-    if not method.beta or method.constraint == "minmax":
-        return gap, None
-    return gap, found.point.objective + (ridge - low.lower) / method.beta
-
-
-def _cells(
-    method: PFFL,
-    saddle: Saddle,
-    schema: Schema,
-    multipliers: Vector,
-    excess: Vector,
-    least: LeastExcess | None,
-) -> tuple[Cell, ...]:
-    names = method.cells.names(schema.groups.labels, schema.class_names)
-    counts = saddle.server["counts"].numpy()
-    total = int(saddle.active.sum())
-    cells = []
-    for z, name in enumerate(names):
-        limit, on = float(saddle.limits[z]), bool(saddle.active[z])
-        terms = generalisation(method.certify, method.task, int(counts[z]), total)
-        cells.append(
-            Cell(
-                name=name,
-                examples=int(counts[z]),
-                loss=float(excess[z]) + limit if on else None,
-                bound=limit if on else None,
-                excess=float(excess[z]) if on else None,
-                multiplier=float(multipliers[z]),
-                minimax_loss=float(least.excess[z]) + limit if on and least else None,
-                concentration=terms[0] if on else None,
-                complexity=terms[1] if on else None,
-            )
-        )
-    return tuple(cells)
-
-
 def generalisation(
     options: Certify, task: Task, examples: int, cells: int
 ) -> tuple[float | None, float | None]:
@@ -354,33 +236,3 @@ def generalisation(
     one_logit = next(reversed(task.init().values())).shape[0] == 1
     factor = 1.0 if one_logit else math.sqrt(2) if task.classes == 2 else 2 * task.classes**0.5
     return concentration, 2 * factor * product / math.sqrt(examples)
-
-
-def _assumptions(method: PFFL, clients: int, found: _Found | None = None) -> tuple[str, ...]:
-    """Everything that the other sentences rest on."""
-    said = [f"Losses are means over the training examples of all {clients} clients."]
-    if method.scope == "local":
-        said.append(
-            "Bounds were local in training; here they are checked on the groups of all clients. "
-            "Local multipliers are no dual point of that problem: no gap."
-        )
-    if found is None:
-        return tuple(said)
-    said.append(
-        "The problem is convex: one affine layer with a convex loss. Arithmetic is float64, whose "
-        "rounding is not accounted for."
-    )
-    distance = found.least.below.distance
-    said.append(
-        f"What cannot be achieved is proved for models within distance {distance:.3g} of one that "
-        "was found; beyond that it is an estimate."
-    )
-    if method.local.weight_decay:
-        said.append("Weight decay is part of the objective, not of the group losses.")
-    options = method.certify
-    if options.loss_bound or options.weight_norm * options.feature_norm:
-        said.append(
-            "Generalisation: examples are independent, and the numbers in certify hold and were "
-            f"chosen before training; fails with a chance of at most {options.delta:g}."
-        )
-    return tuple(said)

@@ -130,7 +130,7 @@ class GroupConstrained(TrainsLocally):
         has is given the mean of the others, so that its multiplier keeps its place.
         """
         active = self.active(server)
-        seen = active if self.constraint == "minmax" else active & (found["counts"] > 0)
+        seen = active if self.constraint == "minmax" else active & (found["counts"].cpu() > 0)
         return torch.where(seen, risks(found, active) - self.limits(server), 0.0)
 
     def factors(self, multipliers: Tensor, server: Server, clients: int) -> Tensor:

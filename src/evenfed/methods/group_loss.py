@@ -82,7 +82,7 @@ def cell_factors(batch: Examples, table: Tree) -> Tensor:
 def counted(federation: Federation, function: ClientFunction) -> Tensor:
     """One exchange with all clients: examples by cell `(Z,)`; the function sends `counts`."""
     mean = federation.mean(function, {}, weights="uniform", clients=federation.everyone)
-    counts: Tensor = (mean.value["counts"] * len(mean.clients)).round()
+    counts: Tensor = (mean.value["counts"].cpu() * len(mean.clients)).round()
     federation.note(group_examples=counts.tolist())
     return counts
 
@@ -92,8 +92,9 @@ def risks(found: Tree, active: Tensor) -> Tensor:
 
     That leaves the place of its multiplier among the others as it is.
     """
-    seen = (found["counts"] > 0) & active
-    means = found["sums"] / torch.where(seen, found["counts"], 1.0)
+    counts = found["counts"].cpu()
+    seen = (counts > 0) & active
+    means = found["sums"].cpu() / torch.where(seen, counts, 1.0)
     return torch.where(seen, means, means[seen].mean())
 
 

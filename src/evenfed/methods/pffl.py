@@ -36,7 +36,8 @@ from evenfed.data.dataset import Schema
 from evenfed.engines.federation import Federation
 from evenfed.engines.fold import Weighting
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check_not_negative
-from evenfed.methods.certificate import Certify, GroupLossCertificate, certified
+from evenfed.methods.certificate import Certify, GroupLossCertificate
+from evenfed.methods.certification import certified
 from evenfed.methods.constrained import BY_GROUP, COUNTED, MEASURED, GroupConstrained
 from evenfed.methods.group_loss import cell_factors, counted
 from evenfed.methods.multipliers import Multipliers, Rule, climbed, first_climb

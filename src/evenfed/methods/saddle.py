@@ -149,7 +149,11 @@ class Saddle:
         """`G`, with the ridge that weight decay adds to the objective."""
         used = self.active & (multipliers > 0)
         weighted = float(multipliers[used] @ point.excess[used])
-        return beta * point.objective + weighted + 0.5 * self.ridge(beta) * float(x @ x)
+        return self.penalised(point.objective, x, beta) + weighted
+
+    def penalised(self, objective: float, x: Vector, beta: float) -> float:
+        """`beta F` and the ridge."""
+        return beta * objective + 0.5 * self.ridge(beta) * float(x @ x)
 
     def ridge(self, beta: float) -> float:
         """`local.weight_decay`, part of the objective and so of no function without it."""
