@@ -18,10 +18,15 @@ Tree = Any
 
 T = TypeVar("T", bound=type)
 
+REGISTERED: dict[str, type] = {}
+"""Dataclasses that are trees, by the name that a file or a message gives them."""
+
 
 def register_dataclass(cls: T) -> T:
     """Make a dataclass of tensors a tree, as a class decorator."""
     names = [field.name for field in dataclasses.fields(cls)]
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    REGISTERED[name] = cls
 
     def flatten(node: Any) -> tuple[list[Any], None]:
         return [getattr(node, name) for name in names], None
@@ -29,9 +34,7 @@ def register_dataclass(cls: T) -> T:
     def unflatten(children: Any, _: None) -> Any:
         return cls(*children)
 
-    pytree.register_pytree_node(
-        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
-    )
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=name)
     return cls
 
 
