@@ -29,21 +29,21 @@ def feature_sums(x: Tensor, weight: Tensor) -> Tensor:
 @register_dataclass
 @dataclass(frozen=True)
 class Kernels:
-    """`K_m(x) = exp(-|(x - mean) / scale - c_m|^2 / (2 width^2 D))` for `M` centres.
+    """`K_m(x) = exp(-b |(x - mean) / scale - c_m|^2 / D)` for `M` centres.
 
     Parameters
     ----------
     centres : Tensor `(M, D)`
     mean, scale : Tensor `(D,)`
         Of the features.
-    width : Tensor, a scalar
-        Infinite: every kernel is one everywhere.
+    b : Tensor, a scalar
+        `1 / (2 width^2)`; 0 for an infinite width, where every kernel is one everywhere.
     """
 
     centres: Tensor
     mean: Tensor
     scale: Tensor
-    width: Tensor
+    b: Tensor
 
     @classmethod
     def drawn(
@@ -57,10 +57,10 @@ class Kernels:
         spread = (sums[1] / total - mean.square()).clamp(min=0).sqrt()
         scale = torch.where(spread > 1e-8, spread, 1.0)  # a constant feature says nothing
         centres = torch.randn(count, len(mean), generator=generator)
-        return cls(centres, mean.float(), scale.float(), torch.tensor(width))
+        return cls(centres, mean.float(), scale.float(), torch.tensor(0.5 / width**2))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Values `(n, M)` at examples `(n, ...)`."""
         flat = (x.reshape(len(x), -1) - self.mean) / self.scale
         distance = (flat.unsqueeze(-2) - self.centres).square().mean(-1)
-        return torch.exp(-distance / (2 * self.width.square()))
+        return torch.exp(-self.b * distance)

@@ -19,12 +19,14 @@ row. All are linear programmes.
 
 Sources: the authors' public code. Differences on purpose: a gradient is the change by local
 training of any length (full batch and one epoch: theirs), once with the loss and once with the
-disparity; one bound for all clients; more than two groups by the largest difference.
+disparity; where the disparity's row is zero, so is its part of the step (the code steps along the
+disparity with the weight of the zero row); one bound for all clients; more than two groups by the
+largest difference.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,6 +36,7 @@ from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.linear_program import best_mix
+from evenfed.core.local import LocalTraining
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
@@ -58,6 +61,9 @@ class FCFL(TrainsLocally):
 
     Parameters
     ----------
+    local : LocalTraining
+        Training behind a gradient; one full batch by default, as published. Longer training
+        overshoots: the disparity is steep.
     eps : float
         Bound on the disparity of every client.
     metric : {"dp", "eo"}
@@ -84,6 +90,7 @@ class FCFL(TrainsLocally):
     needs: ClassVar[tuple[Need, ...]] = ("groups", "two classes")
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {"eps": (0.01, 0.05, 0.1), "stage1": (0.3, 0.5)}
 
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(batch=0))
     eps: float = 0.05
     metric: Literal["dp", "eo"] = "dp"
     stage1: float = 0.5
@@ -156,8 +163,8 @@ class FCFL(TrainsLocally):
             shrinks = (delta > LEAST) & (NEAR * norms <= delta)
             delta = torch.where(shrinks, SHRINK * delta, delta)
         else:
-            both = torch.cat([g, (p_fair @ fair).unsqueeze(0) * (worst >= self.eps)])
-            a = stage_two(both)
+            p_fair = p_fair * (worst >= self.eps)
+            a = stage_two(torch.cat([g, (p_fair @ fair).unsqueeze(0)]))
             on_loss, on_fair = a[:-1], a[-1] * p_fair
         federation.note(
             stage=1 if first else 2, worst_train_loss=float(losses.max()), worst_disparity=worst
