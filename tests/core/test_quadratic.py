@@ -66,6 +66,18 @@ def test_no_exchange_between_two_weights_gains(seed: int, n: int, rank: int, eps
         assert falls.max() <= rises.min() + 1e-6
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_clients_that_are_there_twice_settle_too(seed: int) -> None:
+    """Equal vectors make the form singular; half the bound gives each pair one client's weight."""
+    q, _, start, low, high = problem(seed, 4, 6, 0.1)
+    once = minimize_weights(q, np.zeros(4), start=start, lower=low, upper=high)
+    twice = minimize_weights(
+        np.kron(q, np.ones((2, 2))), np.zeros(8),
+        start=np.repeat(start / 2, 2), lower=np.repeat(low / 2, 2), upper=np.repeat(high / 2, 2),
+    )  # fmt: skip
+    np.testing.assert_allclose(twice.reshape(4, 2).sum(1), once, atol=1e-6)
+
+
 def test_of_many_solutions_the_even_one() -> None:
     ones = np.ones((4, 4))
     start = np.array([0.7, 0.1, 0.1, 0.1])

@@ -336,7 +336,7 @@ CDF = {
 @pytest.mark.proves("aaggff", "two rounds of the silo form by hand")
 @pytest.mark.parametrize("cdf", ["weibull", "normal"])
 def test_aaggff_for_silos(line: Any, engine: str, cdf: Any) -> None:
-    """With `r = cdf(F / mean F) / K` and `g = -r / (1 + p r)`, the next `p` on the simplex minimises
+    """With `r = cdf(F / mean F) / K` and `g = -r / (1 + p r)`, the next `p` minimises
 
     `sum_s g_s p + 2 |p|^2 + (K/8) sum_s (g_s (p - p_s))^2` (`alpha = 4`, `beta = K/4`), by SciPy.
     It weighs the changes of the same round.

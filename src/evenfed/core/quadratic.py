@@ -12,6 +12,8 @@ Vector = NDArray[np.float64]
 _RIDGE = 1e-10
 """Added to the quadratic form, relative to its mean diagonal: makes the solution unique."""
 _TINY = 1e-12
+_NOISE = 1e-11
+"""Gain in slope, relative to the largest, below which freeing a weight is not worth it."""
 
 
 def minimize_weights(
@@ -44,33 +46,34 @@ def minimize_weights(
     movable = upper - lower > _TINY
     free, side = movable.copy(), np.zeros(n)
     for _ in range(100 * n + 100):
-        if not free.any():
-            return x
-        slope = form @ x + linear
         where = np.flatnonzero(free)
-        step, level = _newton(form[np.ix_(where, where)], slope[where])
-        if np.abs(step).max() <= _TINY:
-            gain = np.where(side < 0, level - slope, np.where(side > 0, slope - level, -np.inf))
-            best = int(gain.argmax())
-            if gain[best] <= _TINY * max(1.0, float(np.abs(slope).max())):
-                return x
-            free[best], side[best] = True, 0.0
-            continue
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ends = np.where(step > 0, upper[where], lower[where])
-            room = np.where(np.abs(step) > _TINY, (ends - x[where]) / step, np.inf)
+        if not len(where):
+            return x
+        step = _newton(form[np.ix_(where, where)], (form @ x + linear)[where])
+        ends = np.where(step > 0, upper[where], lower[where])
+        room = np.full(len(where), np.inf)
+        np.divide(ends - x[where], step, out=room, where=np.abs(step) > _TINY)
         stop = int(room.argmin())
         x[where] += min(1.0, max(0.0, float(room[stop]))) * step
         if room[stop] < 1:
             held = where[stop]
             x[held], side[held], free[held] = ends[stop], np.sign(step[stop]), False
+            continue
+        # the minimum over the free weights: their slopes are one level, up to rounding
+        slope = form @ x + linear
+        level = slope[where].mean()
+        gain = np.where(side < 0, level - slope, np.where(side > 0, slope - level, -np.inf))
+        best = int(gain.argmax())
+        if gain[best] <= _NOISE * max(1.0, float(np.abs(slope).max())):
+            return x
+        free[best], side[best] = True, 0.0
     raise EvenfedError(f"a quadratic programme of {n} weights did not settle")
 
 
-def _newton(form: Vector, slope: Vector) -> tuple[Vector, float]:
-    """The step to the minimum that keeps the sum, and the slope that all weights then share."""
+def _newton(form: Vector, slope: Vector) -> Vector:
+    """The step to the minimum that keeps the sum."""
     k = len(slope)
     system = np.ones((k + 1, k + 1))
     system[:k, :k], system[k, k] = form, 0.0
-    solution = np.linalg.solve(system, np.append(-slope, 0.0))
-    return solution[:k], -float(solution[k])
+    step: Vector = np.linalg.solve(system, np.append(-slope, 0.0))[:k]
+    return step - step.mean()
