@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenfed.core.examples import Examples
+from evenfed.data.dataset import FederatedDataset
 from evenfed.engines.stacking import (
     capacities,
     finite_rows,
@@ -13,6 +17,7 @@ from evenfed.engines.stacking import (
     grow,
     stack_examples,
 )
+from evenfed.methods.fedavg import FedAvg
 
 
 def part(n: int, start: float = 0.0) -> Examples:
@@ -98,3 +103,14 @@ def test_large_finite_numbers_are_finite() -> None:
 
 def test_scalars_are_rows_too() -> None:
     assert finite_rows(torch.tensor([1.0, float("nan")]), 2).tolist() == [True, False]
+
+
+def test_only_what_is_asked_twice_is_kept_stacked(
+    binary: FederatedDataset, train_rounds: Callable[..., Any]
+) -> None:
+    def kept(rounds: int) -> int:
+        trained = train_rounds(FedAvg(), binary, "vectorized", rounds=rounds, evaluate=False)
+        return len(trained.runner.federation.engine._stacked)
+
+    assert kept(1) == 0
+    assert kept(2) > 0

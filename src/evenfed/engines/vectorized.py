@@ -53,6 +53,7 @@ class VectorizedEngine:
         self._capacities: dict[tuple[int, str], dict[int, int]] = {}
         self._stacked: OrderedDict[Any, tuple[Examples, int]] = OrderedDict()
         self._stacked_bytes = 0
+        self._asked: set[Any] = set()
         self._lock = threading.Lock()
 
     def run(
@@ -139,7 +140,7 @@ class VectorizedEngine:
         capacity: int,
         data: dict[int, Examples],
     ) -> tuple[Examples, list[int]]:
-        """Stacked data `(c, capacity, ...)`; kept for the next round where memory allows."""
+        """Stacked data `(c, capacity, ...)`; kept for later rounds where memory allows."""
         if data:
             parts = [data[s.index] for s in seats]
             return stack_examples(parts, capacity), [len(p) for p in parts]
@@ -157,6 +158,10 @@ class VectorizedEngine:
         copied = stacked.x.untyped_storage().data_ptr() != base
         size = bytes_of(stacked) if copied else 0
         with self._lock:
+            if key not in self._asked:
+                # a cohort drawn at random seldom returns: only what is asked twice is kept
+                self._asked.add(key)
+                return stacked, counts
             while self._stacked and self._stacked_bytes + size > self.memory // 2:
                 self._stacked_bytes -= self._stacked.popitem(last=False)[1][1]
             if size <= self.memory // 2 and key not in self._stacked:
