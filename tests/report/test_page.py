@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import evenfed as ef
-from evenfed.core.errors import RunFolderError
+from evenfed.core.errors import ConfigError, RunFolderError
 from evenfed.report.page import write_page
 from evenfed.runs.config import parse
 from evenfed.runs.folder import CLIENTS
@@ -91,6 +91,19 @@ def test_the_page_of_a_study_marks_the_best_and_the_failed(tmp_path: Path) -> No
     assert len(circles) == 2 * 2 * 3 + 2 * 2 * len(ef.load("linear"))
     assert all(150 <= float(c["cx"] or 0) <= 580 for c in circles)
     assert "evenfed study s/study.toml --out NEW" in text
+
+
+def test_loss_geometry_is_shown_where_it_was_measured(run: Path, tmp_path: Path) -> None:
+    assert "Loss geometry" not in write_page(run).read_text(encoding="utf-8")
+    table = {"data": "synthetic", "rounds": 1, "geometry": True, "engine": {"engine": "vectorized"}}
+    result = run_config(parse(table), tmp_path / "run")
+    text, _ = checked(write_page(tmp_path / "run"))
+    means = result.geometry().mean()
+    for name in ("sign_entropy", "flip_rate", "hessian_trace", "top_eigenvalue"):
+        assert f"<td>{means[name]:.3f}</td>" in text
+    with pytest.raises(ConfigError, match="mean of its 2 models"):
+        run_config(parse({**table, "method": "focus"}), tmp_path / "focus")
+    assert not (tmp_path / "focus").exists()
 
 
 def test_names_are_escaped(run: Path) -> None:

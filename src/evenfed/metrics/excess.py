@@ -158,3 +158,15 @@ def surrogate_references(
             )
         result[list(members)] = losses
     return result
+
+
+def same_partition(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two clusterings of the same clients differ in the names of the clusters alone.
+
+    Examples
+    --------
+    >>> same_partition([0, 0, 1], [7, 7, 3]), same_partition([0, 0, 1], [0, 1, 1])
+    (True, False)
+    """
+    pairs = set(zip(a, b, strict=False))
+    return len(a) == len(b) and len(pairs) == len(set(a)) == len(set(b))

@@ -61,6 +61,7 @@ class Dataset:
     chart: Chart | None
     worst: Grid
     groups: Grid | None
+    geometry: Grid | None
     certificates: list[tuple[str, list[str]]]
     cost: Grid
     notes: list[str]
@@ -176,6 +177,7 @@ def _dataset(name: str, runs: Sequence[_Run], table: Grid) -> Dataset:
     value = "loss" if task["kind"] == "regression" else "accuracy"
     return Dataset(
         name, facts, table, _chart(runs, value), _worst(runs, value), _groups(runs),
+        _geometry(runs),
         _certificates(runs), _cost(runs),
         list(dict.fromkeys(note for run in runs for note in run.measured["notes"])),
         _ledger(runs),
@@ -248,6 +250,21 @@ def _certificates(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
     """What methods proved, run by run."""
     made = [(f"{r.method}, seed {r.seed}", r.measured.get("certificate")) for r in runs]
     return [(run, certificate["sentences"]) for run, certificate in made if certificate]
+
+
+def _geometry(runs: Sequence[_Run]) -> Grid | None:
+    """Loss geometry of the runs that measured it, means over clients and seeds."""
+    head = {
+        "sign_entropy": "sign entropy, bits",
+        "flip_rate": "flip rate",
+        "hessian_trace": "Hessian trace",
+        "top_eigenvalue": "top eigenvalue",
+    }
+    rows = []
+    for method, own in _by_method([run for run in runs if "geometry" in run.measured]):
+        means = pd.DataFrame([run.measured["geometry"] for run in own]).astype(float).mean()
+        rows.append([method, *(_number(means[name]) for name in head)])
+    return Grid(["method", *head.values()], rows) if rows else None
 
 
 def _cost(runs: Sequence[_Run]) -> Grid:

@@ -81,6 +81,8 @@ class CommonConfig(_Strict):
     evaluate_clients: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=5, ge=1)
     tail: float = Field(default=0.1, gt=0, le=1)
+    geometry: bool = False
+    """Whether loss geometry is measured at the end, which takes products with Hessians."""
     versions: dict[str, str] = Field(default_factory=dict)
 
     def built_participation(self) -> Participation:

@@ -24,16 +24,14 @@ from evenfed.core.randomness import generator
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import FederatedDataset, Split
-from evenfed.engines.options import EngineOptions
 from evenfed.methods.base import Certificate, Method
-from evenfed.methods.centralized import Centralized
 from evenfed.metrics.bootstrap import Interval
-from evenfed.metrics.client import mean_loss
-from evenfed.metrics.excess import FAA, faa, surrogate_references
+from evenfed.metrics.excess import FAA
 from evenfed.metrics.geometry import geometry
 from evenfed.runs.config import RunConfig
 from evenfed.runs.evaluation import Evaluation
-from evenfed.runs.runner import Runner, Settings
+from evenfed.runs.excess import Clusters, faa_of
+from evenfed.runs.runner import Runner
 
 
 class Result:
@@ -150,40 +148,13 @@ class Result:
             raise ConfigError(f"client '{client}' is unknown.{suggest(client, names)}")
         return names.index(client)
 
-    def faa(self, clusters: list[int] | None = None, *, estimated: bool = False) -> FAA:
+    def faa(self, clusters: Clusters = None, *, estimated: bool = False) -> FAA:
         """Fairness via agent-awareness on test data, with mean loss and accuracy beside it.
 
-        The reference of a client is a centralised model trained on its cluster: true clusters
-        where the data know them, otherwise those given, which are then called estimated.
+        The reference of a client is a centralised model trained on its cluster: a true one where
+        the data know them. Others, given or `"estimated"` by the method, are called estimated.
         """
-        if clusters is None:
-            if self.data.clusters is None:
-                raise ConfigError(
-                    "FAA needs the clusters of the clients: this dataset does not know them; "
-                    "pass clusters=..."
-                )
-            clusters = list(self.data.clusters)
-        else:
-            estimated = estimated or self.data.clusters is None
-        evaluation = self.evaluation("test")
-        references = surrogate_references(clusters, self._reference_losses)
-        accuracy = evaluation.summary().get("client_accuracy_mean")
-        return faa(
-            mean_loss(evaluation.counts), references, mean_accuracy=accuracy,
-            reference="estimated clusters" if estimated else "true clusters",
-            sizes=evaluation.sizes,
-        )  # fmt: skip
-
-    def _reference_losses(self, members: tuple[int, ...]) -> Any:
-        """Test losses at a cluster's clients of a model trained on the union of their data."""
-        part = FederatedDataset(self.data.schema, [self.data.client(i) for i in members])
-        local = getattr(self.method, "local", None)
-        reference = Centralized(local=local) if local is not None else Centralized()
-        settings = Settings(self.config.rounds, self.config.seed, 0)
-        options = EngineOptions(device=str(self._runner.task.device))
-        runner = Runner(reference, part, self._runner.task, settings, engine=options)
-        runner.run()
-        return mean_loss(runner.evaluate("test").counts)
+        return faa_of(self._runner, self.evaluation("test"), clusters, estimated)
 
     def geometry(
         self,
@@ -245,6 +216,12 @@ class Result:
         federation.states.rollback()
         return made
 
+    def _geometry_means(self) -> dict[str, Any]:
+        """Means over clients, where the config asks for them."""
+        if not self.config.geometry:
+            return {}
+        return {"geometry": _clean(self.geometry().mean().to_dict())}
+
     def using(self, **options: Any) -> Result:
         """The same trained run, with other options of its method from here on.
 
@@ -268,6 +245,7 @@ class Result:
             "metrics": _clean(self.summary().to_dict()),
             "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
             "groups": {str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()},
+            **self._geometry_means(),
             "cost": {
                 "seconds": float(history["seconds"].sum()),
                 "bytes_down": int(history["bytes_down"].sum()),

@@ -149,7 +149,7 @@ class Runner:
         """Go back to the last checkpoint of the folder, if there is one."""
         assert self.folder is not None
         self.folder.clear_leftovers()
-        found = self.folder.load_checkpoint(self.server, self._state_like())
+        found = self.folder.load_checkpoint(self.server, self.state_like())
         if found is None:
             self.folder.rewrite_history([])
             return
@@ -165,7 +165,8 @@ class Runner:
             engine.chosen = getattr(engine, notes["engine"])
             engine.reason = "as before the interruption"
 
-    def _state_like(self) -> Tree:
+    def state_like(self) -> Tree:
+        """What a client keeps, before its first exchange."""
         client = self.data.client(0)
         start = generator(self.settings.seed, "state", 0, self.data.key(0))
         return self.method.client_state(start, len(client.train))

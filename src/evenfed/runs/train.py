@@ -212,10 +212,13 @@ def _runner(
     task = build_task(
         data, model or config.model.name, seed=config.seed, device=engine.device, options=options
     )
-    return Runner(
+    runner = Runner(
         method, data, task, _settings(config),
         participation=config.built_participation(), engine=engine, observer=observer,
     )  # fmt: skip
+    if config.geometry:  # a method whose clients use several models says so now
+        runner.method.parameters(runner.method.deployed(runner.server), runner.state_like())
+    return runner
 
 
 def as_participation(value: Participation | float | int | None) -> Participation:

@@ -1,0 +1,83 @@
+"""FAA of a run: its clients' excess risks over models trained on their whole clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from evenfed.core.errors import ConfigError
+from evenfed.core.local import LocalTraining
+from evenfed.data.dataset import FederatedDataset
+from evenfed.engines.options import EngineOptions
+from evenfed.methods.centralized import Centralized
+from evenfed.metrics.client import FloatArray, mean_loss
+from evenfed.metrics.excess import FAA, faa, same_partition, surrogate_references
+from evenfed.runs.evaluation import Evaluation
+from evenfed.runs.runner import Runner, Settings
+
+Clusters = Sequence[int] | Literal["estimated"] | None
+"""One number a client; those that the method found; or the true ones."""
+
+
+def faa_of(
+    runner: Runner, evaluation: Evaluation, clusters: Clusters, estimated: bool = False
+) -> FAA:
+    """FAA on test data.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        Of the run on test data, all clients.
+    clusters
+        Clusters that are not the data's own are called estimated, whatever `estimated` says.
+    """
+    data = runner.data
+    chosen = _clusters(runner, clusters)
+    true = data.clusters is not None and same_partition(chosen, data.clusters)
+    if len(chosen) != len(data):
+        raise ConfigError(f"FAA needs a cluster for each of {len(data)} clients, not {len(chosen)}")
+    if len(evaluation.sizes) != len(data):
+        evaluation = runner.evaluate("test", range(len(data)))
+    return faa(
+        mean_loss(evaluation.counts),
+        surrogate_references(chosen, lambda members: _reference_losses(runner, members)),
+        mean_accuracy=evaluation.summary().get("client_accuracy_mean"),
+        reference="true clusters" if true and not estimated else "estimated clusters",
+        sizes=evaluation.sizes,
+    )
+
+
+def _clusters(runner: Runner, clusters: Clusters) -> list[int]:
+    if clusters is None:
+        if runner.data.clusters is None:
+            raise ConfigError(
+                "FAA needs the clusters of the clients: this dataset does not know them; "
+                "pass clusters=..., or clusters='estimated' for a method that finds them (focus)"
+            )
+        return list(runner.data.clusters)
+    if clusters != "estimated":
+        return [int(cluster) for cluster in clusters]
+    memberships = getattr(runner.method, "memberships", None)
+    if memberships is None:
+        raise ConfigError(f"'{runner.method.name}' does not estimate clusters; pass clusters=...")
+    found: list[int] = np.asarray(memberships(runner.server, runner.data)).argmax(1).tolist()
+    return found
+
+
+def _reference_losses(runner: Runner, members: tuple[int, ...]) -> FloatArray:
+    """Test losses at a cluster's clients of a model trained on the union of their data.
+
+    With the run's rounds, first weights and local training, but for its regulariser.
+    """
+    part = FederatedDataset(runner.data.schema, [runner.data.client(i) for i in members])
+    local = getattr(runner.method, "local", None)
+    plain = replace(local, regularizer="none") if isinstance(local, LocalTraining) else None
+    reference = Centralized() if plain is None else Centralized(local=plain)
+    settings = Settings(runner.settings.rounds, runner.settings.seed, 0)
+    options = EngineOptions(device=str(runner.task.device))
+    trained = Runner(reference, part, runner.task, settings, engine=options)
+    trained.run()
+    return mean_loss(trained.evaluate("test").counts)
