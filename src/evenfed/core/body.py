@@ -128,7 +128,7 @@ class Body:
             )
 
     def module(self, params: Params, classifier: nn.Sequential) -> nn.Module:
-        """Body and classifier as one plain module; of the task's own kind where that is possible."""
+        """Body and classifier as one plain module; of the task's own kind where it can be."""
         template = copy.deepcopy(self.task.template)
         own = {k: v.detach().clone() for k, v in params.items() if not k.startswith("latent.")}
         template.load_state_dict(own, strict=False)

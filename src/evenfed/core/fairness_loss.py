@@ -9,10 +9,10 @@ probability is looked at. For two groups and two classes:
   small group counts little.
 - `demographic_parity`: the largest `|E[f | group] - E[f]|`, so that a small group counts fully.
 - `equal_opportunity`: the same among the examples of class 1 (more classes: of each class).
-- `squared_covariance`: `mean_i (a_i - a_mean)^2 (s_i - s_mean)^2` on logits `s`, summed over classes:
-  what the public code of PraFFL and HetPFL computes. It is positive where group and prediction
-  are independent and zero only for a constant score: it measures the spread of the score, not
-  fairness. Here for comparison alone.
+- `squared_covariance`: `mean_i (a_i - a_mean)^2 (s_i - s_mean)^2` on logits `s`, added up over
+  classes: what the public code of PraFFL and HetPFL computes. It is positive where group and
+  prediction are independent and zero only for a constant score: it measures the spread of the
+  score, not fairness. Here for comparison alone.
 """
 
 from __future__ import annotations

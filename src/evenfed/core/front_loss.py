@@ -12,20 +12,25 @@ from evenfed.core.examples import Examples
 from evenfed.core.fairness_loss import Fairness, fairness_loss
 from evenfed.core.hypernetwork import Hypernetwork, Layers
 from evenfed.core.preferences import Scalarization, scalarized
-from evenfed.core.task import Task
+from evenfed.core.task import LossRule
 
 
 @dataclass(frozen=True)
 class FrontLoss:
     """`(l_CE, l_F)` of classifiers of latent features, and `g_tch` (Eqs. 1 to 3 of HetPFL).
 
+    It does not know the body, so that one trace serves all models whose latent features are alike.
+
     Parameters
     ----------
-    task : Task
-        Its loss is the performance loss.
+    rule : LossRule
+        The performance loss.
+    groups : int
+        Number of groups.
     """
 
-    task: Task
+    rule: LossRule
+    groups: int
     hypernetwork: Hypernetwork
     fairness: Fairness
     scalarization: Scalarization
@@ -38,11 +43,9 @@ class FrontLoss:
     def losses(self, layers: Layers, data: Examples) -> Tensor:
         """Loss vectors `(N, 2)`; `data.x` holds latent features `(B, latent)`."""
         outputs, weight = self.outputs(layers, data.x), data.weight
-        each = vmap(lambda out: self.task.losses(out, data.y))(outputs)
+        each = vmap(lambda out: self.rule(out, data.y))(outputs)
         performance = (each * weight).sum(-1) / weight.sum().clamp(min=1)
-        fairness = fairness_loss(
-            self.fairness, outputs, data.y, data.group, weight, self.task.groups
-        )
+        fairness = fairness_loss(self.fairness, outputs, data.y, data.group, weight, self.groups)
         return torch.stack([performance, fairness], -1)
 
     def mean(self, layers: Layers, data: Examples, rays: Tensor) -> tuple[Tensor, Tensor]:

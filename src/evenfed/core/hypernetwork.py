@@ -22,12 +22,11 @@ Layers = list[tuple[Tensor, Tensor]]
 
 def _first(shapes: Sequence[tuple[int, int]], generator: torch.Generator) -> list[Tensor]:
     """Weights and biases of linear layers (out, in), drawn as `nn.Linear` does."""
-    drawn = []
-    for out, width in shapes:
-        bound = 1 / math.sqrt(width)
-        for shape in ((out, width), (out,)):
-            drawn.append((2 * torch.rand(shape, generator=generator) - 1) * bound)
-    return drawn
+    return [
+        (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(width)
+        for out, width in shapes
+        for shape in ((out, width), (out,))
+    ]
 
 
 @dataclass(frozen=True)

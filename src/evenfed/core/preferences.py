@@ -20,7 +20,7 @@ from torch import Tensor
 
 Scalarization = Literal["tchebycheff", "logsumexp"]
 TRIES = 6
-"""Proposals for a gamma variable; one in 20 is refused at worst, so all of them one time in 10^7."""
+"""Proposals for a gamma variable: at most one in 20 is refused, all of them one time in 10^7."""
 
 
 def rays(preferences: Tensor, eps: float) -> Tensor:

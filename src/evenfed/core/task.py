@@ -25,6 +25,24 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """`(outputs, y) -> losses (n,)`, one loss an example."""
 
 
+@dataclass(frozen=True)
+class LossRule:
+    """From outputs and labels to losses: a given function, or the default of a kind of task."""
+
+    loss: Loss | None
+    kind: Literal["binary", "multiclass", "regression"]
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """One loss an example `(n,)`."""
+        if self.loss is not None:
+            return self.loss(outputs, y)
+        if self.kind == "regression":
+            return (outputs - y).square()
+        if outputs.ndim == 1:
+            return nn.functional.softplus(outputs) - y * outputs
+        return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What is learned: a module, a loss, and how outputs become predictions.
@@ -87,13 +105,12 @@ class Task:
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss an example `(n,)`."""
-        if self.loss is not None:
-            return self.loss(outputs, y)
-        if self.kind == "regression":
-            return (outputs - y).square()
-        if outputs.ndim == 1:
-            return nn.functional.softplus(outputs) - y * outputs
-        return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return self.loss_rule(outputs, y)
+
+    @property
+    def loss_rule(self) -> LossRule:
+        """The loss without the model: equal for tasks that differ in their models alone."""
+        return LossRule(self.loss, self.kind)
 
     def mean_loss(self, params: Params, data: Examples) -> Tensor:
         """Mean loss over the real examples, a scalar; 0 where there are none."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import moocore
 import numpy as np
 import numpy.typing as npt
+import scipy.stats
 
 from evenfed.core.counts import Counts
 from evenfed.core.errors import DataError
@@ -191,3 +192,53 @@ def front_metrics(
     result["points_undefined"] = float(undefined.sum())
     result["points_nondominated"] = float(nondominated(array).sum())
     return result
+
+
+def monotonicity(points: npt.ArrayLike) -> dict[str, float]:
+    """How far a front is monotone in the preference; points `(N, 2)` from accurate to fair.
+
+    `disparity_tau` and `error_tau` are Kendall's tau-b with the preference: -1 and 1 where the
+    front is strictly monotone, NaN where a column is constant. `disparity_rise` and `error_fall`
+    are the largest wrong-way changes between two preferences, 0 where there is none.
+
+    Examples
+    --------
+    >>> found = monotonicity([[0.1, 0.3], [0.2, 0.1], [0.3, 0.2]])
+    >>> round(found["disparity_rise"], 6), found["error_fall"], round(found["error_tau"], 6)
+    (0.1, 0.0, 1.0)
+    """
+    array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+    array = array[~np.isnan(array).any(1)]
+    if not len(array):
+        names = ("disparity_tau", "error_tau", "disparity_rise", "error_fall")
+        return dict.fromkeys(names, float("nan"))
+    error, disparity = array.T
+    order = np.arange(len(array))
+    return {
+        "disparity_tau": _tau(order, disparity),
+        "error_tau": _tau(order, error),
+        "disparity_rise": float((disparity - np.minimum.accumulate(disparity)).max()),
+        "error_fall": float((np.maximum.accumulate(error) - error).max()),
+    }
+
+
+def _tau(order: npt.NDArray[np.int64], values: FloatArray) -> float:
+    if len(values) < 2 or (values == values[0]).all():
+        return float("nan")
+    return float(scipy.stats.kendalltau(order, values).statistic)
+
+
+def monotone(points: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Indices of the points that no other beats, by falling disparity (and so rising error).
+
+    Examples
+    --------
+    >>> monotone([[0.2, 0.1], [0.1, 0.3], [0.3, 0.3]])
+    array([1, 0])
+    """
+    array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+    defined = np.flatnonzero(~np.isnan(array).any(1))
+    best = defined[nondominated(array[defined])] if len(defined) else defined
+    if not len(best):
+        raise DataError("a monotone order needs points whose disparity is defined")
+    return best[np.argsort(-array[best, 1], kind="stable")]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.noise import draw_salts
@@ -31,10 +31,11 @@ from evenfed.metrics.geometry import geometry
 from evenfed.runs.config import RunConfig
 from evenfed.runs.evaluation import Evaluation
 from evenfed.runs.excess import Clusters, faa_of
+from evenfed.runs.fronts import WithFronts, index_of, preferred
 from evenfed.runs.runner import Runner
 
 
-class Result:
+class Result(WithFronts):
     """A finished run.
 
     Examples
@@ -48,7 +49,7 @@ class Result:
     """
 
     def __init__(self, runner: Runner, config: RunConfig, folder: Path | None = None) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._evaluations: dict[str, Evaluation] = {}
         self.config = config
         self.folder = folder
@@ -110,24 +111,31 @@ class Result:
 
     def parameters(self, client: str | int | None = None) -> Params:
         """Weights of the global model, or of a client's own model."""
-        index = self._index(client)
-        federation = self._runner.federation
-        state: Tree = ()
+        return self.method.parameters(self.method.deployed(self.server), self._state(client))
+
+    def _state(self, client: str | int | None) -> Tree:
+        """What a client keeps; nothing for the global model."""
+        index = index_of(self.data, client)
         if index is not None:
             size = len(self.data.client(index).train)
-            state = federation.states.get(index, self.data.key(index), size)
-        elif self.method.personal:
+            return self._runner.federation.states.get(index, self.data.key(index), size)
+        if self.method.personal:
             raise ConfigError(
                 f"'{self.method.name}' has no global model; name a client: result.model(client=...)"
             )
-        return self.method.parameters(self.method.deployed(self.server), state)
+        return ()
 
-    def model(self, client: str | int | None = None) -> nn.Module:
-        """The global model, or a client's own, as a plain module in evaluation mode."""
-        module = copy.deepcopy(self._runner.task.template)
-        weights = {k: v.detach().clone() for k, v in self.parameters(client).items()}
-        module.load_state_dict(weights, strict=False)
-        return module.eval()
+    def model(
+        self, client: str | int | None = None, *, preference: float | None = None
+    ) -> nn.Module:
+        """The global model, or a client's own, as a plain module in evaluation mode.
+
+        `preference` is for methods that have a model for every one; default: the method's option.
+        """
+        if preference is not None:
+            preferred(self.method)
+            return self.using(preference=float(preference)).model(client)
+        return self.method.module(self.method.deployed(self.server), self._state(client))
 
     def adapt(self, data: Examples) -> Adapted:
         """The model as a client would use it that took no part in training.
@@ -139,14 +147,6 @@ class Result:
         """
         deployed = self.method.deployed(self.server)
         return Adapted(self.method, deployed, self.method.adapted(deployed, data))
-
-    def _index(self, client: str | int | None) -> int | None:
-        if client is None or isinstance(client, int):
-            return client
-        names = self.data.names
-        if client not in names:
-            raise ConfigError(f"client '{client}' is unknown.{suggest(client, names)}")
-        return names.index(client)
 
     def faa(self, clusters: Clusters = None, *, estimated: bool = False) -> FAA:
         """Fairness via agent-awareness on test data, with mean loss and accuracy beside it.
@@ -209,9 +209,12 @@ class Result:
     def certificate(self) -> Certificate | None:
         """What the method can prove about this run; None for most methods.
 
-        Made when first asked for, by exchanges that training did not need.
+        Made when first asked for, by exchanges that training did not need: hundreds of them, so
+        none is made where an exchange takes seconds (engine `flower`).
         """
         federation = self._runner.federation
+        if federation.remote:
+            return None
         made = self.method.certificate(federation, self.server, self.data.schema)
         federation.states.rollback()
         return made
