@@ -58,6 +58,8 @@ _PUBLIC = {
     "PFedMe": "methods.pfedme",
     "LpProj": "methods.lp_proj",
     "IFCA": "methods.ifca",
+    "PFNM": "methods.pfnm",
+    "FedMA": "methods.fedma",
     "register": "methods.registry",
     "Result": "runs.result",
     "resume": "runs.train",
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from evenfed.methods.fedavgm import FedAvgM
     from evenfed.methods.fedeba import FedEBA
     from evenfed.methods.fedfv import FedFV
+    from evenfed.methods.fedma import FedMA
     from evenfed.methods.fedmgda import FedMGDA
     from evenfed.methods.fedprox import FedProx
     from evenfed.methods.fedyogi import FedYogi
@@ -96,6 +99,7 @@ if TYPE_CHECKING:
     from evenfed.methods.local import Local
     from evenfed.methods.lp_proj import LpProj
     from evenfed.methods.pfedme import PFedMe
+    from evenfed.methods.pfnm import PFNM
     from evenfed.methods.prac_fedeba import PracFedEBA
     from evenfed.methods.propfair import PropFair
     from evenfed.methods.qfedsgd import QFedSGD
@@ -114,6 +118,7 @@ __all__ = [
     "GIFAIR",
     "IFCA",
     "IID",
+    "PFNM",
     "QFFL",
     "SER",
     "TERM",
@@ -131,6 +136,7 @@ __all__ = [
     "FedAvgM",
     "FedEBA",
     "FedFV",
+    "FedMA",
     "FedMGDA",
     "FedProx",
     "FedYogi",

@@ -14,6 +14,7 @@ from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError, NotApplicableError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
+from evenfed.core.perceptron import dense_layers
 from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import Schema
@@ -53,8 +54,9 @@ class Reveal:
     summed: bool
 
 
-Need = Literal["groups", "classes", "two classes"]
-"""What a method asks of the data: a sensitive attribute, class labels, or just two of them."""
+Need = Literal["groups", "classes", "two classes", "perceptron"]
+"""What a method asks of the data: a sensitive attribute, class labels, or just two of them; and of
+the model: fully connected layers alone."""
 
 EVALUATION = Reveal(
     "evaluate", "counts", "counts",
@@ -90,7 +92,7 @@ class Method:
     personal: ClassVar[bool] = False
     """Whether each client ends with its own model."""
     needs: ClassVar[tuple[Need, ...]] = ()
-    """What the data must have; a run is refused before training where they have not."""
+    """What data and model must have; a run is refused before training where they have not."""
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Values worth trying when the method is tuned, by option (dotted: `local.ser.rho`).
 
@@ -200,7 +202,7 @@ def check_not_negative(owner: str, **values: float) -> None:
 
 
 def check_needs(owner: str, needs: tuple[Need, ...], task: Task) -> None:
-    """Raise where the data have not what the method needs."""
+    """Raise where data or model have not what the method needs."""
     if {"classes", "two classes"} & set(needs) and task.kind == "regression":
         raise NotApplicableError(f"{owner} needs class labels: it does not do regression")
     if "two classes" in needs and task.classes != 2:
@@ -211,3 +213,5 @@ def check_needs(owner: str, needs: tuple[Need, ...], task: Task) -> None:
         raise NotApplicableError(
             f"{owner} needs groups: the data have no sensitive attribute with two levels or more"
         )
+    if "perceptron" in needs:
+        dense_layers(owner, task.template)

@@ -109,7 +109,8 @@ class LpProj(FedAvg):
         drawn = torch.randn(
             self.dim, count, generator=generator_for(self.task.seed, "projection")
         ).to(self.task.device)
-        return drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+        lengths: Tensor = torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+        return drawn / lengths
 
     def advice(self, federation: Federation) -> list[str]:
         """Warn where the projection saves nothing."""
