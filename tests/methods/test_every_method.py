@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +22,10 @@ from evenfed.data.dataset import FederatedDataset, Groups
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
+from evenfed.methods.preferred import Preferred
 from evenfed.methods.registry import build, methods
 from evenfed.runs.config import method_table
+from evenfed.runs.fronts import front_counts
 
 TINY = LocalTraining(lr=0.1, batch=8, epochs=2)
 FAULTY = Participation(fraction=0.8, dropout=0.2, straggler=0.5, late="partial")
@@ -39,10 +42,15 @@ def baseline(train_rounds: Callable[..., Any], binary: FederatedDataset) -> Base
 
 
 def tiny(name: str, local: LocalTraining = TINY, **options: Any) -> Method:
-    """The method with its own defaults, but for a short local training."""
+    """The method with its own defaults, but for a short training."""
     cls = methods()[name]
-    if "local" in {f.name for f in dataclasses.fields(cls)}:
+    fields = {f.name for f in dataclasses.fields(cls)}
+    if "local" in fields:
+        if cls().local.optimizer == "adam":  # type: ignore[attr-defined]
+            local = dataclasses.replace(local, optimizer="adam", lr=local.lr / 5)
         options["local"] = local
+    if "fusion_steps" in fields:
+        options["fusion_steps"] = 3
     return cls(**options)
 
 
@@ -187,7 +195,10 @@ def sent(trained: Any) -> set[tuple[str, str]]:
     # groups x labels (x predictions) and moments: 2 * 2 * 2 + 2 * 2 + 2 * 5
     models = trained.runner.method.models
     limits = {"model": models * model, "part": model - 1, "scalar": models, "counts": 22}
-    limits["sums"] = 100
+    limits |= {"sums": 100, "rows": math.inf, "network": math.inf}
+    kept = next(iter(trained.runner.federation.states.kept.values()), ())
+    known = [*trained.runner.server.values(), *(kept.values() if kept else ())]
+    networks = {sum(t.numel() for t in trees.leaves(tree)) for tree in known}
     seen = set()
     for (_, exchange, _), upload in trained.uploads.items():
         function = exchange.split("/")[0]
@@ -200,6 +211,8 @@ def sent(trained: Any) -> set[tuple[str, str]]:
             assert numbers <= limits[size], f"{function} sends {numbers} numbers as '{size}'"
             if size == "model":  # of every model, or of one
                 assert numbers in (limits[size], model)
+            if size == "network":  # as large as one that server or client hold
+                assert numbers in networks, f"{function} sends {numbers} numbers as '{size}'"
     return seen
 
 
@@ -221,6 +234,10 @@ def test_what_leaves_a_client_is_what_is_declared(
     """Nothing is sent undeclared; nothing is declared that no choice of options sends."""
     expected = {(r.function, r.part) for r in methods()[name].reveals if r.size != "rows"}
     seen = sent(baseline(name, "vectorized"))
+    if seen != expected and issubclass(methods()[name], Preferred):  # fronts are asked for
+        trained = train_rounds(tiny(name), binary, rounds=1)
+        front_counts(trained.runner, "val", torch.tensor([0.25, 0.75]), "own")
+        seen |= sent(trained)
     for options in choices(name) if seen != expected else []:
         with contextlib.suppress(ConfigError):
             seen |= sent(train_rounds(tiny(name, **options), binary))
