@@ -109,6 +109,15 @@ def test_engines_agree_on_the_noise(make_dataset: Any, train_rounds: Any, distan
     assert distance(a.server, c.server) > 1e-3
 
 
+def test_a_rate_of_zero_moves_nothing(line: Any) -> None:
+    """A cosine to 0 has the rate 0 in the last of two rounds."""
+    local = replace(WALKS, schedule="cosine", decay=0.0, entropy_sgd=EntropySGD())
+    one = line.run(FedAvg(local=replace(local, schedule="constant")), rounds=1).runner
+    two = line.run(FedAvg(local=local), rounds=2).runner
+    for name, value in one.server["params"].items():
+        assert torch.equal(two.server["params"][name], value)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

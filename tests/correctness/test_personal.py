@@ -6,12 +6,14 @@ gradient of any batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
 from evenfed.core.local import LocalTraining
 from evenfed.engines.participation import Participation
@@ -270,3 +272,17 @@ def test_options_that_cannot_be_are_refused(method: Any, options: Any, named: st
 def test_lp_proj_warns_where_the_projection_is_larger_than_the_model(line: Any) -> None:
     runner = line.run(LpProj(local=line.local, dim=5), rounds=1).runner
     assert "only 2" in runner.method.advice(runner.federation)[0]
+
+
+@pytest.mark.parametrize("method", [PFedMe, LpProj])
+def test_a_rate_of_zero_moves_nothing(line: Any, method: Any) -> None:
+    """A cosine to 0 has the rate 0 in the last of two rounds."""
+    local = replace(line.local, schedule="cosine", decay=0.0)
+    one = line.run(method(local=replace(local, schedule="constant")), rounds=1).runner
+    two = line.run(method(local=local), rounds=2).runner
+    shared = "params" if method is PFedMe else "shared"
+    assert torch.equal(flattened(two.server[shared]), flattened(one.server[shared]))
+
+
+def flattened(tree: Any) -> torch.Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in trees.leaves(tree)])

@@ -30,7 +30,7 @@ from evenfed.core.descent import Direction, descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.noise import normal_like
-from evenfed.core.optimizer import Optimizer
+from evenfed.core.optimizer import Optimizer, inverse_rate
 from evenfed.core.regularizer import SaltedBatches
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
@@ -138,11 +138,11 @@ class _Step:
         if o.noise:
             salt = given["salt"] + count.round().to(torch.int64) * _COUNTED
             # eta' * (eps sqrt(2 / eta')) = eps sqrt(2 eta')
-            spread = o.noise * torch.sqrt(2 / lr)
+            spread = o.noise * torch.sqrt(2 * inverse_rate(lr))
             away = trees.map(lambda a, n: a + spread.to(a.dtype) * n, away, normal_like(x, salt))
 
         def left(old: Tree, new: Tree) -> Tree:
-            return trees.map(lambda a, b: (a - b) / lr.to(a.dtype), old, new)
+            return trees.map(lambda a, b: (a - b) * inverse_rate(lr).to(a.dtype), old, new)
 
         new = trees.map(lambda w, a: w - lr.to(w.dtype) * a, walk, away)
         mean = trees.map(lambda m, w: o.decay * m + (1 - o.decay) * w, mu, new)

@@ -95,6 +95,21 @@ class Optimizer:
         return param - lr.to(param.dtype) * move, new
 
 
+def inverse_rate(rate: Tensor) -> Tensor:
+    """`1 / rate`, and 0 for a rate of 0, at which a schedule may end.
+
+    A plain step takes `rate * d` away: `d = change * inverse_rate(rate)` changes by `change`, and
+    at a rate of 0 nothing moves.
+
+    Examples
+    --------
+    >>> inverse_rate(torch.tensor([0.25, 0.0]))
+    tensor([4., 0.])
+    """
+    moves = rate > 0
+    return torch.where(moves, 1 / torch.where(moves, rate, 1.0), 0.0)
+
+
 class Stepper:
     """Applies an optimizer in place to leaves that share `lead` leading (client) axes."""
 

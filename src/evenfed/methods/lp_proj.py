@@ -36,7 +36,7 @@ from evenfed.core import tree as trees
 from evenfed.core.descent import Direction, descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
-from evenfed.core.optimizer import Optimizer
+from evenfed.core.optimizer import Optimizer, inverse_rate
 from evenfed.core.randomness import generator as generator_for
 from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
@@ -218,4 +218,4 @@ class _Step:
         lr = given["lr"].to(w.dtype)
         ahead = trees.map(lambda t, d: t - lr * d, theta, direction)
         u = self.agreement(w - matrix @ flat(ahead))
-        return {"theta": direction, "w": u * (self.eta * self.lam / lr)}, ()
+        return {"theta": direction, "w": u * (self.eta * self.lam * inverse_rate(lr))}, ()

@@ -29,7 +29,7 @@ from evenfed.core.batches import Batches
 from evenfed.core.descent import Direction, descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
-from evenfed.core.optimizer import Optimizer
+from evenfed.core.optimizer import Optimizer, inverse_rate
 from evenfed.core.task import Task
 from evenfed.core.tree import Tree
 from evenfed.methods.personal import Personalized, kept
@@ -115,8 +115,9 @@ class _Step:
         )
         if not self.eta:
             return {"theta": direction, "w": trees.zeros_like(w)}, ()
+        scale = self.eta * self.lam * inverse_rate(lr)
         copy = trees.map(
-            lambda c, t, d: (c - (t - lr.to(t.dtype) * d)) * (self.eta * self.lam / lr).to(t.dtype),
+            lambda c, t, d: (c - (t - lr.to(t.dtype) * d)) * scale.to(t.dtype),
             w, theta, direction,
         )  # fmt: skip
         return {"theta": direction, "w": copy}, ()
