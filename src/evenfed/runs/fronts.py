@@ -125,7 +125,7 @@ class Front:
             what = "disparity" if held else "error"
             lowest = float(np.nanmin(self.points[:, held]))
             raise DataError(
-                f"no model of the front has a {what} of at most {limit} on {self.split} data; "
+                f"no model of the front has {what} of at most {limit} on {self.split} data; "
                 f"the lowest is {lowest:.4f}"
             )
         values = self.points[allowed, 1 - held]
