@@ -1,23 +1,27 @@
-"""FOCUS beside FedAvg and q-FFL in FAA, loss and accuracy; and what its start decides.
+"""FOCUS beside FedAvg, q-FFL and AFL in FAA, loss and accuracy; and what its start decides.
 
-python -m benchmarks.focus_study table  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
-python -m benchmarks.focus_study starts [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
+python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
+python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
+python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 
 Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 64 hidden units. The
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
 first weights. Cells of `table` are means over seeds with standard deviations; `starts` counts the
-seeds in which the most likely models of the clients are the true clusters.
+seeds in which the most likely models of the clients are the true clusters; `entropy` shows what
+FedEBA+'s weights inside the clusters do.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 import numpy as np
 import torch
 
 import evenfed as ef
+from evenfed.methods.afl import AFL
 from evenfed.methods.focus import Focus
 
 ROTATIONS = "0:7,90:2,180:1"
@@ -56,9 +60,16 @@ def table(dataset: str, seeds: list[int]) -> None:
     _, _, local, m, _ = TASKS[dataset]
     methods: dict[str, ef.Method] = {
         "FOCUS": Focus(m=m, local=local),
-        "FOCUS, farthest_first": Focus(m=m, init="farthest_first", local=local),
+        "FOCUS, `common_noise`": Focus(m=m, init="common_noise", local=local),
         "FedAvg": ef.FedAvg(local=local),
-        **{f"q-FFL, q = {q:g}": ef.QFFL(q=q, local=local) for q in (0.1, 1.0, 10.0)},
+        **{f"q-FFL, `q = {q:g}`": ef.QFFL(q=q, local=local) for q in (0.1, 1.0, 10.0)},
+        # 0.01 as in the paper; with the same local training as the others
+        **{
+            f"AFL, {output} model": AFL(
+                eta_lambda=0.01, multi_step=True, output=output, local=local
+            )
+            for output in ("average", "last")
+        },
     }
     print("| method | FAA | mean loss | mean accuracy | clients below their reference |")
     print("|---|---|---|---|---|")
@@ -74,10 +85,11 @@ def table(dataset: str, seeds: list[int]) -> None:
 def starts(dataset: str, seeds: list[int]) -> None:
     _, _, local, m, _ = TASKS[dataset]
     arms: dict[str, dict[str, Any]] = {
-        "`common_noise`, 0.01": {},
-        "`common_noise`, 0.1": {"noise": 0.1},
+        "`farthest_first` (default)": {},
+        "`farthest_first`, `alone_rounds = 1`": {"alone_rounds": 1},
+        "`common_noise`, 0.01": {"init": "common_noise"},
+        "`common_noise`, 0.1": {"init": "common_noise", "noise": 0.1},
         "`independent`": {"init": "independent"},
-        "`farthest_first`": {"init": "farthest_first"},
     }
     print("| start | true clusters found | mean loss on validation data |")
     print("|---|---|---|")
@@ -88,15 +100,32 @@ def starts(dataset: str, seeds: list[int]) -> None:
         print(f"| {name} | {count} of {len(seeds)} | {cell(losses)} |", flush=True)
 
 
+def entropy(dataset: str, seeds: list[int]) -> None:
+    _, _, local, m, _ = TASKS[dataset]
+    arms = [("own", math.inf), *((by, tau) for by in ("own", "model") for tau in (2.0, 0.5, 0.1))]
+    print("| `tau_loss`, `tau` | true clusters found | mean loss | largest loss of a client |")
+    print("|---|---|---|---|")
+    for by, tau in arms:
+        method = Focus(m=m, local=local, tau=tau, tau_loss=by)  # type: ignore[arg-type]
+        results = [run(dataset, method, seed) for seed in seeds]
+        count = sum(recovered(result) for result in results)
+        cells = [
+            cell([float(result.summary()[name]) for result in results])
+            for name in ("client_loss_mean", "client_loss_max")
+        ]
+        name = "none (default)" if math.isinf(tau) else f"`{by}`, {tau:g}"
+        print(f"| {name} | {count} of {len(seeds)} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["table", "starts"])
+    parser.add_argument("what", choices=["table", "starts", "entropy"])
     parser.add_argument("--dataset", default="digits", choices=list(TASKS))
     parser.add_argument("--seeds", default="0,1,2,3,4")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    {"table": table, "starts": starts}[given.what](given.dataset, seeds)
+    {"table": table, "starts": starts, "entropy": entropy}[given.what](given.dataset, seeds)
 
 
 if __name__ == "__main__":

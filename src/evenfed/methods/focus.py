@@ -11,21 +11,25 @@ E step (Eq. 8), at the client: `pi_em <- pi_em exp(-l_em)`, normalised over m. L
 evidence of all rounds. M step (Eq. 4 to 6): every client trains every model, unweighted, and
 `w_m <- sum_e a_em theta_em` with `a_em = pi_em / sum_e' pi_e'm`. A client predicts with the mean of
 the models' probabilities, weighted by its labels (Eq. 7).
+
+On purpose not the paper's: local steps take the mean loss of a batch (Eq. 5 writes the sum, which
+would tie the rate to the client's size); the first models (`init`), for which the paper has no
+recipe; and, with a finite `tau`, FedEBA+'s entropy weights inside each cluster: `a_em` proportional
+to `pi_em q_e exp(l_e / tau)`, with `q_e` what `weighting` says and `l_e = sum_m pi_em l_em`. With
+`l_em` in place of `l_e` (`tau_loss="model"`) a client gets weight in a model because it is not
+meant for it and fits it badly; labels outweigh that only after some `1 / tau` rounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
-from torch.func import vmap
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
@@ -37,23 +41,36 @@ from evenfed.engines.exchange import Population
 from evenfed.engines.federation import Federation
 from evenfed.engines.fold import Tilted
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check_not_negative
-from evenfed.methods.fedavg import FedAvg
-from evenfed.methods.focus_start import Choice, choose, count_in, first_models
-from evenfed.methods.soft_labels import e_step, effective_clusters, mixture, over_first, uniform
+from evenfed.methods.focus_start import (
+    ALONE,
+    Choice,
+    TrainsAlone,
+    choose,
+    count_in,
+    first_models,
+)
+from evenfed.methods.soft_labels import (
+    by_model,
+    e_step,
+    each_model,
+    effective_clusters,
+    mixture,
+    over_first,
+    uniform,
+)
 
 DEAD = 1e-8
 """A model whose label is below this at every client of a round keeps its weights."""
 
-ALONE = (
-    Reveal("train_alone", "update", "model", "change of the first model by training alone", False),
-    Reveal("train_alone", "loss", "scalar", "training loss after training alone", False),
-    Reveal("loss_of", "loss", "scalar", "training loss of another client's model", False),
+UPDATES = (
+    Reveal("train", "update", "model", "changes of all M models, every round", False),
+    Reveal("train", "log_pi", "scalar", "a label for each of the M models, every round", False),
 )
-"""What `init="farthest_first"` sends besides, before the first round."""
+LOSS = Reveal("train", "loss", "scalar", "loss of its models, every round (tau)", False)
 
 
 @dataclass(frozen=True)
-class Focus(FedAvg):
+class Focus(TrainsAlone):
     """FOCUS.
 
     Parameters
@@ -61,9 +78,11 @@ class Focus(FedAvg):
     m : int or "auto"
         Number of models; 1 is FedAvg. `auto` tries 1 to `max_models` and takes the fewest whose
         loss on validation data is the lowest, or within 1 % of it.
-    init : {"common_noise", "independent", "farthest_first"}
-        First models: one common model with noise, independent draws, or models of clients that
-        trained alone, each chosen because the chosen ones fit it worst.
+    init : {"farthest_first", "common_noise", "independent"}
+        First models: those of clients that trained alone, each chosen because the ones before it
+        fit its client worst; one common model with noise; or independent draws.
+    alone_rounds : int
+        How many rounds' worth of local training clients do alone for `farthest_first`.
     noise : float
         Noise of `common_noise`, relative to the root mean square of each weight tensor.
     n_init : int
@@ -72,6 +91,11 @@ class Focus(FedAvg):
         Rounds of a trial of `n_init` or `auto`; 0 is as many as the run has.
     weighting : {"uniform", "size", "auto"}
         What multiplies the labels in `a_em`: nothing (Eq. 6), or the client's size (Eq. 9).
+    tau : float
+        Temperature of FedEBA+'s entropy weights inside each cluster: the smaller, the more weight
+        for clients with a large loss. Infinite is none (the paper).
+    tau_loss : {"own", "model"}
+        That loss: of the client under its labels, or of the model in question.
     pi_floor : float
         Least label, so that a client can still change its mind after many rounds; 0 is off.
     skip_below : float
@@ -86,19 +110,18 @@ class Focus(FedAvg):
     name: ClassVar[str] = "focus"
     title: ClassVar[str] = "FOCUS"
     paper: ClassVar[str] = "Chu et al., 2022 (arXiv 2207.10265)"
-    reveals: ClassVar[tuple[Reveal, ...]] = (
-        Reveal("train", "update", "model", "changes of all M models, every round", False),
-        Reveal("train", "log_pi", "scalar", "a label for each of the M models, every round", False),
-        EVALUATION,
-    )
+    reveals: ClassVar[tuple[Reveal, ...]] = (*ALONE, *UPDATES, EVALUATION)
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {"m": (2, 3, 4)}
 
     m: int | Literal["auto"] = 2
-    init: Literal["common_noise", "independent", "farthest_first"] = "common_noise"
+    init: Literal["farthest_first", "common_noise", "independent"] = "farthest_first"
+    alone_rounds: int = 4
     noise: float = 0.01
     n_init: int = 1
     trial_rounds: int = 0
     weighting: Literal["auto", "size", "uniform"] = "uniform"
+    tau: float = math.inf
+    tau_loss: Literal["own", "model"] = "own"
     pi_floor: float = 0.0
     skip_below: float = 0.0
     n_label_steps: int = 1
@@ -110,21 +133,24 @@ class Focus(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(
-            self.name, "init", self.init, ("common_noise", "independent", "farthest_first")
+            self.name, "init", self.init, ("farthest_first", "common_noise", "independent")
         )
+        check_choice(self.name, "tau_loss", self.tau_loss, ("own", "model"))
         if self.m != "auto" and (not isinstance(self.m, int) or self.m < 1):
             raise ConfigError(f"{self.name}: m must be at least 1, or 'auto', but is {self.m!r}")
-        if min(self.n_init, self.n_label_steps, self.max_models) < 1:
-            raise ConfigError(
-                f"{self.name}: n_init, n_label_steps and max_models must be at least 1"
-            )
+        for option in ("alone_rounds", "n_init", "n_label_steps", "max_models"):
+            if getattr(self, option) < 1:
+                raise ConfigError(f"{self.name}: {option} must be at least 1")
         check_not_negative(self.name, trial_rounds=self.trial_rounds)
         if not self.noise > 0:
             raise ConfigError(f"{self.name}: noise must be greater than 0: equal models stay equal")
         if not 0 <= self.pi_floor * self.models < 1 or not 0 <= self.skip_below < 1:
             raise ConfigError(f"{self.name}: pi_floor must be in [0, 1/m), skip_below in [0, 1)")
-        if self.init == "farthest_first":
-            object.__setattr__(self, "reveals", (*ALONE, *type(self).reveals))
+        if not self.tau > 0:
+            raise ConfigError(f"{self.name}: tau must be greater than 0, but is {self.tau}")
+        alone = ALONE if self.init == "farthest_first" and self.m != 1 else ()
+        loss = (LOSS,) if self.tilts else ()
+        object.__setattr__(self, "reveals", (*alone, *UPDATES, *loss, EVALUATION))
 
     @property
     def models(self) -> int:
@@ -132,6 +158,11 @@ class Focus(FedAvg):
         if self.choice is not None:
             return self.choice.models
         return self.max_models if self.m == "auto" else self.m
+
+    @property
+    def tilts(self) -> bool:
+        """Whether losses weigh inside the clusters."""
+        return not math.isinf(self.tau)
 
     def start(self, federation: Federation) -> Server:
         """Settle on M and on a start, by trials if there is a choice."""
@@ -159,7 +190,7 @@ class Focus(FedAvg):
         if not self.skip_below:
             return batches
         wanted = state["log_pi"] >= math.log(self.skip_below)
-        return tuple(Batches(batches.index, batches.mask & one) for one in wanted)
+        return tuple(replace(batches, mask=batches.mask & one) for one in wanted)
 
     def losses(self, models: Params, data: Examples) -> Tensor:
         """Mean loss of every model on the client's data, `(M,)`."""
@@ -171,7 +202,8 @@ class Focus(FedAvg):
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function: E step, then local training of every model from the received one."""
         models = broadcast["params"]
-        log_pi = e_step(state["log_pi"], self.losses(models, data), self.pi_floor)
+        losses = self.losses(models, data)
+        log_pi = e_step(state["log_pi"], losses, self.pi_floor)
         if self.skip_below:  # batches a model
             new = trees.stack(
                 [
@@ -185,21 +217,17 @@ class Focus(FedAvg):
                 return self.trained({**broadcast, "params": params}, data, draws)
 
             new = each_model(trained, models)
-        return {"update": trees.subtract(new, models), "log_pi": log_pi}, {"log_pi": log_pi}
+        upload = {"update": trees.subtract(new, models), "log_pi": log_pi}
+        if self.tilts:
+            own = (log_pi.exp().to(losses.dtype) * losses).sum()
+            upload["loss"] = own if self.tau_loss == "own" else losses
+        return upload, {"log_pi": log_pi}
 
-    def train_alone(
+    def label(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
-        """Client function of `farthest_first`: one model trained from the first one."""
-        new = self.trained(broadcast, data, draws)
-        update = trees.subtract(new, broadcast["params"])
-        return {"update": update, "loss": self.task.mean_loss(new, data)}, state
-
-    def loss_of(
-        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
-    ) -> tuple[dict[str, Tree], Tree]:
-        """Client function of `farthest_first`: training loss of one given model."""
-        return {"loss": self.task.mean_loss(broadcast["params"], data)}, state
+        """Client function of `finish`: labels of a client that was never asked; they stay there."""
+        return {}, self.adapted(broadcast["params"], data)
 
     def round(self, federation: Federation, server: Server) -> Server:
         """One exchange: labels and local models, averaged model by model."""
@@ -212,8 +240,8 @@ class Focus(FedAvg):
             draws=self.draw,
             each=by_model,
             # Eq. 6: softmax of log_pi over the clients, defined even for a nearly empty cluster
-            weights={str(i): Tilted(partial(_label, i), base) for i in range(self.models)},
-            keep=("log_pi",),
+            weights={str(i): Tilted(partial(self.score, i), base) for i in range(self.models)},
+            keep=("log_pi", "loss") if self.tilts else ("log_pi",),
         )
         labels = mean.kept["log_pi"]  # (clients, M)
         alive = labels.amax(0) >= math.log(DEAD)
@@ -230,6 +258,22 @@ class Focus(FedAvg):
             dead_clusters=int((~alive).sum()),
         )
         return {"params": params, "log_pi": known}
+
+    def score(self, model: int, uploads: Tree, sizes: Tensor) -> Tensor:
+        """`log(a_em / q_e)` `(clients,)`, up to a constant."""
+        labels: Tensor = uploads["log_pi"][:, model]
+        if not self.tilts:
+            return labels
+        loss = uploads["loss"].double()
+        return labels + (loss if self.tau_loss == "own" else loss[:, model]) / self.tau
+
+    def finish(self, federation: Federation, server: Server) -> Server:
+        """Clients that no cohort held take labels from the last models, as unseen ones do."""
+        never = (server["log_pi"] == uniform(self.models)).all(1).cpu().numpy()
+        if self.models > 1 and never.any():
+            clients = federation.everyone[never]
+            federation.map(self.label, {"params": server["params"]}, clients=clients)
+        return server
 
     def outputs(self, deployed: Tree, state: Tree, x: Tensor) -> Tensor:
         """Eq. 7, as outputs whose probabilities are the mean of the models' probabilities."""
@@ -257,27 +301,3 @@ class Focus(FedAvg):
         labels: Tensor = server["log_pi"].exp()
         order = population.order()
         return labels if order is None else labels[np.argsort(order)]
-
-
-def each_model(function: Callable[[Params], Tree], models: Params) -> Tree:
-    """`function` of every model, stacked on the first axis.
-
-    Where clients are stacked, models are too. A client alone takes one after the other: models
-    that are big, or that vmap cannot take.
-    """
-    first = trees.leaves(models)[0]
-    if len(first) > 1 and is_batchedtensor(first):
-        return vmap(function)(models)
-    return trees.stack([function(trees.row(models, i)) for i in range(len(first))])
-
-
-def by_model(upload: Tree) -> dict[str, Tree]:
-    """One client's upload with a part for each model."""
-    count = len(upload["log_pi"])
-    parts = {str(i): trees.row(upload["update"], i) for i in range(count)}
-    return {**parts, "log_pi": upload["log_pi"]}
-
-
-def _label(model: int, uploads: Tree, _: Tensor) -> Tensor:
-    labels: Tensor = uploads["log_pi"][:, model]
-    return labels

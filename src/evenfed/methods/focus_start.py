@@ -1,8 +1,10 @@
 """Where FOCUS begins: its first models, and trials that choose their number and their start.
 
 The first models decide what FOCUS finds. The paper assumes them near the true centres and gives
-no recipe. Models that begin apart may stay shared by everybody; models that begin almost equal
-part along the largest difference between clients, so that is the default.
+no recipe. Models that begin apart at random may stay shared by everybody; models that begin almost
+equal part along the largest difference between clients, and may then leave two small kinds of
+clients to one model. Models of clients that trained alone, chosen farthest first, begin near
+different kinds: so that is the default. docs/methods/focus.md has the figures.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ from torch import Tensor
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError, QuorumError
+from evenfed.core.examples import Examples
 from evenfed.core.randomness import generator, seed_for
 from evenfed.core.task import Params
+from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation, Traffic
+from evenfed.methods.base import Reveal
+from evenfed.methods.fedavg import FedAvg
 from evenfed.metrics.client import mean_loss
 
 if TYPE_CHECKING:
@@ -27,6 +33,35 @@ if TYPE_CHECKING:
 
 _TIE = 0.01
 """Validation losses within this share of the lowest count as equal; the fewest models win."""
+
+ALONE = (
+    Reveal(
+        "train_alone", "update", "model",
+        "change of the first model by training alone, those of M clients sent on to all", False,
+    ),
+    Reveal("train_alone", "loss", "scalar", "training loss after training alone", False),
+    Reveal("loss_of", "loss", "scalar", "training loss of another client's model", False),
+)  # fmt: skip
+"""What `init="farthest_first"` sends besides, before the first round."""
+
+
+@dataclass(frozen=True)
+class TrainsAlone(FedAvg):
+    """The client functions of `farthest_first`."""
+
+    def train_alone(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function: one model trained from the first one."""
+        new = self.trained(broadcast, data, draws)
+        update = trees.subtract(new, broadcast["params"])
+        return {"update": update, "loss": self.task.mean_loss(new, data)}, state
+
+    def loss_of(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function: training loss of one given model."""
+        return {"loss": self.task.mean_loss(broadcast["params"], data)}, state
 
 
 @dataclass(frozen=True)
@@ -57,7 +92,9 @@ class _Trial:
 
 def choose(focus: Focus, federation: Federation) -> Choice:
     """Number of models and start, by trials where there is more than one."""
-    sizes = range(1, focus.max_models + 1) if focus.m == "auto" else (focus.m,)
+    # no more models than clients that could begin with one of their own
+    most = min(focus.max_models, len(federation.cohort))
+    sizes = range(1, most + 1) if focus.m == "auto" else (focus.m,)
     spent = Traffic()
     if focus.m != "auto" and focus.n_init == 1:
         return Choice(focus.m, traffic=spent)
@@ -71,7 +108,8 @@ def choose(focus: Focus, federation: Federation) -> Choice:
         best.append(min(trials, key=lambda trial: trial.train))
     if focus.m != "auto":
         return Choice(best[0].models, best[0].restart, traffic=spent)
-    limit = min(trial.validation for trial in best) * (1 + _TIE)
+    lowest = min(trial.validation for trial in best)
+    limit = lowest + _TIE * abs(lowest)
     fewest = next(trial for trial in best if trial.validation <= limit)
     scores = {str(trial.models): trial.validation for trial in best}
     return Choice(fewest.models, fewest.restart, scores, spent)
@@ -164,17 +202,17 @@ def _farthest_first(focus: Focus, federation: Federation, restart: int) -> list[
     Asks the first round's cohort, all of which answers: M exchanges, the first as large as one
     of FedAvg, the others with one model down and one loss up.
     """
-    rate = focus.local.rate(0, federation.rounds)
+    _check_enough(focus, len(federation.cohort))
+    rate, times = focus.local.rate(0, federation.rounds), focus.alone_rounds
+    longer = replace(
+        focus.local, epochs=focus.local.epochs * times, steps=focus.local.steps * times
+    )
     alone = federation.map(
         focus.train_alone, {"params": focus.first, "lr": rate},
-        draws=focus.local.draw, clients=federation.cohort,
+        draws=longer.draw, clients=federation.cohort,
     )  # fmt: skip
     count = len(alone.clients)
-    if count < focus.models:
-        raise ConfigError(
-            f"focus: init='farthest_first' takes {focus.models} models from as many clients, but "
-            f"{count} take part in the first round"
-        )
+    _check_enough(focus, count)
     models = trees.add(focus.first, alone.uploads["update"])
     own = alone.uploads["loss"].double()
     place = {int(client): i for i, client in enumerate(alone.clients)}
@@ -191,3 +229,12 @@ def _farthest_first(focus: Focus, federation: Federation, restart: int) -> list[
         excess[chosen] = -torch.inf
         chosen.append(int(excess.argmax()))
     return [trees.row(models, i) for i in chosen]
+
+
+def _check_enough(focus: Focus, clients: int) -> None:
+    if clients < focus.models:
+        raise ConfigError(
+            f"focus: init='farthest_first' takes {focus.models} models from as many clients, but "
+            f"{clients} take part in the first round with a finite loss; lower m, ask more "
+            "clients, or use init='common_noise'"
+        )

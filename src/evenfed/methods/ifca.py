@@ -34,9 +34,9 @@ from evenfed.engines.exchange import Population
 from evenfed.engines.federation import Federation, Traffic
 from evenfed.methods.base import EVALUATION, Reveal, Server
 from evenfed.methods.fedavg import FedAvg
-from evenfed.methods.focus import ALONE, Focus, each_model
-from evenfed.methods.focus_start import count_in, first_models
-from evenfed.methods.soft_labels import over_first
+from evenfed.methods.focus import Focus
+from evenfed.methods.focus_start import ALONE, count_in, first_models
+from evenfed.methods.soft_labels import each_model, over_first
 
 OWN = (
     Reveal("train", "update", "model", "change of the model that the client chose", False),
@@ -166,7 +166,7 @@ class IFCA(FedAvg):
 
     def memberships(self, server: Server, population: Population) -> Tensor:
         """Labels `(K, M)` of 0 and 1 that the server last saw; 0 for clients it never saw."""
-        labels = (server["cluster"].unsqueeze(1) == torch.arange(self.m)).double()
+        labels: Tensor = (server["cluster"].unsqueeze(1) == torch.arange(self.m)).double()
         order = population.order()
         return labels if order is None else labels[np.argsort(order)]
 

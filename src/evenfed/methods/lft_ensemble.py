@@ -30,8 +30,7 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Need, Reveal, Server, check_not_negative
-from evenfed.methods.focus import each_model
-from evenfed.methods.soft_labels import mixture
+from evenfed.methods.soft_labels import each_model, mixture
 from evenfed.methods.training import TrainsLocally
 
 

@@ -6,10 +6,17 @@ Labels `pi` are held as logarithms: after many rounds the smallest are below any
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch.func import vmap
 from torch.nn.functional import logsigmoid
+
+from evenfed.core import tree as trees
+from evenfed.core.task import Params
+from evenfed.core.tree import Tree
 
 
 def uniform(models: int) -> Tensor:
@@ -93,3 +100,22 @@ def over_first(vector: Tensor, like: Tensor) -> Tensor:
     torch.Size([2, 1, 1])
     """
     return vector.view(-1, *[1] * (like.ndim - 1))
+
+
+def each_model(function: Callable[[Params], Tree], models: Params) -> Tree:
+    """`function` of every model, stacked on the first axis.
+
+    Where clients are stacked, models are too. A client alone takes one after the other: models
+    that are big, or that vmap cannot take.
+    """
+    first = trees.leaves(models)[0]
+    if len(first) > 1 and is_batchedtensor(first):
+        return vmap(function)(models)
+    return trees.stack([function(trees.row(models, i)) for i in range(len(first))])
+
+
+def by_model(upload: Tree) -> dict[str, Tree]:
+    """One client's upload with a part for each model in place of `update`."""
+    count = len(upload["log_pi"])
+    parts = {str(i): trees.row(upload["update"], i) for i in range(count)}
+    return parts | {name: value for name, value in upload.items() if name != "update"}
