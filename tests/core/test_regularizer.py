@@ -281,3 +281,15 @@ def test_a_random_control_needs_its_own_draws() -> None:
 def test_an_unknown_regulariser_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"local\.regularizer 'l3' is unknown"):
         LocalTraining(regularizer="l3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "gate"}, {"control": "random", "when": "step"}, {"control": "shrink"}]
+)
+def test_a_rate_of_zero_moves_nothing(options: dict[str, Any]) -> None:
+    """Where a schedule ends at zero."""
+    training = local(batch=0, **options)
+    rate = torch.tensor(0.0, dtype=torch.float64)
+    assert torch.equal(
+        flat(training.run(TASK, START, DATA, drawn(training), lr=rate)), flat(START)
+    )  # fmt: skip

@@ -22,6 +22,7 @@ from evenfed.core.sign_entropy import (
     entropy,
     norm,
     regularizer_gradient,
+    rescaled,
     same_batch_entropy,
     soft_sign,
     widths,
@@ -266,3 +267,15 @@ def test_same_batch_entropy_is_the_plain_objective_of_the_pair() -> None:
     expected = disagreement(g0, g1, widths(g0, 1.0), widths(g1, 1.0), "entropy")
     assert same_batch_entropy(gradient, mlp(), RATE) == expected
     assert 0 < float(expected) < 1
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-24, 1.0, 1e25])
+def test_a_direction_of_any_size_is_rescaled(size: float) -> None:
+    """In float32 the squares of the first two and of the last are no floats."""
+    tree = {"a": torch.tensor([3.0, 0.0]) * size, "b": torch.tensor(-4.0) * size}
+    found = flat(rescaled(tree, torch.tensor(10.0)))
+    torch.testing.assert_close(found, torch.tensor([6.0, 0.0, -8.0]))
+
+
+def test_no_direction_stays_none_whatever_the_length() -> None:
+    assert not flat(rescaled({"a": torch.zeros(3)}, torch.tensor(1e30))).any()

@@ -146,6 +146,9 @@ def test_a_run_that_kept_no_local_models_says_so() -> None:
     result: Result = run_config(parse(table))
     with pytest.raises(ConfigError, match="kept no models"):
         result.using(deploy="local").summary()
+    adaptive = run_config(parse({**table, "method": {**table["method"], "adaptive": True}}))  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="kept no models"):
+        adaptive.using(deploy="local").parameters(client=0)
 
 
 def test_a_new_client_adapts_by_a_local_round(few: FederatedDataset, train_rounds: Train) -> None:

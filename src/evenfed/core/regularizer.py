@@ -23,7 +23,7 @@ from evenfed.core.descent import Direction, descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.noise import draw_salts, normal_like
-from evenfed.core.optimizer import Optimizer
+from evenfed.core.optimizer import Optimizer, inverse_rate
 from evenfed.core.sign_entropy import (
     ahead,
     entropy,
@@ -263,7 +263,8 @@ Step = Callable[[Params, Tree, Examples, Tree], tuple[Params, Tree, Tree]]
 class _Remembering:
     """A step that may remember something, as a direction from `(params, memory)`.
 
-    A plain step takes `lr * d` away, so `d = (old - new) / lr` leaves the new memory.
+    A plain step takes `lr * d` away, so `d = (old - new) / lr` leaves the new memory. At a rate of
+    zero, where a schedule may end, nothing moves.
     """
 
     step: Step
@@ -271,7 +272,9 @@ class _Remembering:
     def __call__(self, both: Tree, batch: Examples, given: Tree) -> tuple[Tree, Tree]:
         params, memory = both
         direction, new, extras = self.step(params, memory, batch, given)
-        change = trees.map(lambda a, b: (a - b) / given["lr"].to(a.dtype), memory, new)
+        change = trees.map(
+            lambda a, b: (a - b) * inverse_rate(given["lr"]).to(a.dtype), memory, new
+        )
         return (direction, change), extras
 
 
@@ -352,4 +355,4 @@ class _PostHoc:
         update = trees.subtract(params, given["start"])
         wanted = norm(ahead(update, correction, given["lr"]))
         back = trees.subtract(update, rescaled(update, wanted))
-        return trees.map(lambda b: b / given["lr"].to(b.dtype), back), ()
+        return trees.map(lambda b: b * inverse_rate(given["lr"]).to(b.dtype), back), ()

@@ -178,9 +178,14 @@ def norm(tree: Params) -> Tensor:
 
 
 def rescaled(tree: Params, length: Tensor) -> Params:
-    """The tree with a given norm; zeros stay zeros."""
-    factor = length / norm(tree).clamp(min=_TINY)
-    return trees.map(lambda t: t * factor.to(t.dtype), tree)  # type: ignore[no-any-return]
+    """The tree with a given norm; zeros stay zeros.
+
+    Relative to its largest entry, since squares of very small or large ones are no floats.
+    """
+    peak = torch.stack([t.abs().max() for t in trees.leaves(tree)]).max().clamp(min=_TINY)
+    unit: Params = trees.map(lambda t: t / peak, tree)
+    factor = length / norm(unit).clamp(min=0.5)  # at least 1, but for zeros
+    return trees.map(lambda t: t * factor.to(t.dtype), unit)  # type: ignore[no-any-return]
 
 
 def ahead(params: Params, direction: Params, rate: Tensor) -> Params:

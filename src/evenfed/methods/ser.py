@@ -133,6 +133,7 @@ class SER(FedAvg):
         """The client's own model, or the global one where it has none."""
         if self.deploy == "global" or not trees.leaves(state):
             return deployed["params"]  # type: ignore[no-any-return]
+        self._check_kept(state)
         own = state["trained"] > 0
         return trees.map(  # type: ignore[no-any-return]
             lambda mine, theirs: torch.where(own, mine, theirs), state["params"], deployed["params"]
@@ -140,11 +141,14 @@ class SER(FedAvg):
 
     def outputs(self, deployed: Tree, state: Tree, x: Tensor) -> Tensor:
         """Outputs of the model that the client uses."""
+        self._check_kept(state)
+        return super().outputs(deployed, state, x)
+
+    def _check_kept(self, state: Tree) -> None:
         if self.deploy == "local" and "params" not in state:
             raise ConfigError(
                 "ser: clients kept no models of their own in a run of deploy='global'"
             )
-        return super().outputs(deployed, state, x)
 
     def adapted(self, deployed: Tree, data: Examples) -> Tree:
         """A new client takes a local round from the global model."""
