@@ -25,7 +25,6 @@ from evenfed.core.local import LocalTraining
 from evenfed.core.optimizer import Optimizer
 from evenfed.core.preferences import rays, scalarized
 from evenfed.core.randomness import generator
-from evenfed.data.dataset import FederatedDataset
 from evenfed.methods.hetpfl import HetPFL
 from evenfed.methods.praffl import PraFFL
 from evenfed.methods.sampling import Adaptive, Sampler, Uniform
@@ -237,24 +236,26 @@ def test_hetpfl_fuses(logit: Any, engine: str) -> None:
 
 @pytest.mark.proves("hetpfl", "fusion at the server equals fusion by gradients at home")
 def test_features_need_not_leave_the_clients(
-    binary: FederatedDataset, train_rounds: Callable[..., Any], distance: Any, flat: Any
+    make_dataset: Any, train_rounds: Callable[..., Any], distance: Any, flat: Any
 ) -> None:
+    data = make_dataset(sizes=(32, 30))
     a, b = (
-        train_rounds(HetPFL(phf=phf, fusion_steps=20, **SHORT), binary, evaluate=False).runner
+        train_rounds(HetPFL(phf=phf, fusion_steps=20, **SHORT), data, evaluate=False).runner
         for phf in ("server", "federated")
     )
     assert distance(flat(a.server["phi"]), flat(b.server["phi"])) < 1e-4
-    even = FusionNet(7, (16,)).first(generator(0, "fusion"))
+    even = FusionNet(2, (16,)).first(generator(0, "fusion"))
     assert distance(flat(a.server["phi"]), flat(even)) > 0.05
     assert a.federation.traffic.exchanges < b.federation.traffic.exchanges
 
 
 @pytest.mark.proves("hetpfl", "without PSA and PHF it is PraFFL bit for bit")
 def test_without_both_parts_it_is_praffl(
-    binary: FederatedDataset, train_rounds: Callable[..., Any]
+    make_dataset: Any, train_rounds: Callable[..., Any]
 ) -> None:
-    a = train_rounds(PraFFL(**SHORT), binary)
-    b = train_rounds(HetPFL(psa=False, phf="none", **SHORT), binary)
+    data = make_dataset(sizes=(32, 30, 29))
+    a = train_rounds(PraFFL(**SHORT), data)
+    b = train_rounds(HetPFL(psa=False, phf="none", **SHORT), data)
     assert a.uploads.keys() == b.uploads.keys()
     assert torch.equal(a.everything, b.everything)
 

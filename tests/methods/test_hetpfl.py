@@ -37,7 +37,7 @@ def train(method: ef.Method, data: FederatedDataset, **options: Any) -> ef.Resul
 
 @pytest.fixture(scope="module")
 def result(data: FederatedDataset) -> ef.Result:
-    return train(HetPFL(**{**FUSED, "local": replace(SHORT, epochs=16)}), data)
+    return train(HetPFL(**{**FUSED, "local": replace(SHORT, epochs=12)}), data)
 
 
 def test_it_learns_a_front_on_every_client_and_for_all(result: ef.Result) -> None:

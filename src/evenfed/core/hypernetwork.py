@@ -109,7 +109,7 @@ class Hypernetwork:
 
     def collapsed(self, layers: Layers) -> Layers:
         """Affine layers one after the other as one; with ReLU between them, as they are."""
-        if self.activation == "relu":
+        if self.activation == "relu" or len(layers) == 1:
             return layers
         weight, bias = layers[0]
         for after, shift in layers[1:]:

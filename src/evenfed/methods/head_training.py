@@ -1,4 +1,4 @@
-"""Training of a client's hypernetwork on preferences that a sampler chooses, step by step."""
+"""Local training in two phases: the body at one preference, then the hypernetwork at many."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.func import grad
 
 from evenfed.core import tree as trees
-from evenfed.core.batches import Batches
+from evenfed.core.batches import Batches, draw_batches
 from evenfed.core.body import Body
 from evenfed.core.descent import descend
 from evenfed.core.examples import Examples
 from evenfed.core.front_loss import FrontLoss
+from evenfed.core.local import LocalTraining
 from evenfed.core.optimizer import Optimizer
 from evenfed.core.preferences import rays
 from evenfed.core.task import Params
@@ -93,3 +94,60 @@ def latent(body: Body, params: Params, data: Examples) -> Examples:
     rows = range(0, max(1, data.y.shape[0]), _ROWS)
     parts = [body.features(params, data.x[a : a + _ROWS]) for a in rows]
     return Examples(torch.cat(parts), data.y, data.group, data.mask)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A client's local training: `share` of its epochs (or steps) for the body, then the head.
+
+    Parameters
+    ----------
+    n : int
+        Preferences of a step of the head.
+    eps : float
+        Distance of rays from the ends.
+    """
+
+    body: Body
+    front: FrontLoss
+    local: LocalTraining
+    sampler: Sampler
+    share: float
+    n: int
+    eps: float
+
+    def draw(self, generator: torch.Generator, size: int) -> dict[str, Tree]:
+        """The batches of both phases, at least one epoch each, and noise for the preferences."""
+        total = self.local.steps or self.local.epochs
+        body = max(1, round(total * self.share))
+        batches = self._batches(generator, size, body)
+        return {"body": batches, **self.draw_head(generator, size, max(1, total - body))}
+
+    def draw_head(self, generator: torch.Generator, size: int, amount: int) -> dict[str, Tree]:
+        """The same for the head alone."""
+        batches = self._batches(generator, size, amount)
+        return {"head": batches, "noise": self.sampler.draw(generator, batches.steps, self.n)}
+
+    def _batches(self, generator: torch.Generator, size: int, amount: int) -> Batches:
+        steps = amount if self.local.steps else 0
+        return draw_batches(generator, size, batch=self.local.batch, epochs=amount, steps=steps)
+
+    def trained_body(
+        self, params: Params, beta: Tensor, data: Examples, draws: Tree, lr: Tensor
+    ) -> Params:
+        """The body after its phase, behind which the classifier of p = 1/2 stays as it is."""
+        half = torch.full((1,), 0.5, dtype=beta.dtype, device=beta.device)
+        layers = self.front.hypernetwork.classifiers(beta, rays(half, self.eps))
+        new, _ = descend(
+            BodyStep(self.body, self.front), params, data, draws["body"],
+            optimizer=self.local.rule, lr=lr, context=layers,
+        )  # fmt: skip
+        return new  # type: ignore[no-any-return]
+
+    def trained_head(
+        self, params: Params, beta: Tensor, memory: Tree, data: Examples, draws: Tree, lr: Tensor
+    ) -> tuple[Tensor, Tree]:
+        """`beta` and the sampler's memory after the head's phase, behind a body that stays."""
+        step = HeadStep(self.front, self.local.rule, self.sampler, self.eps)
+        features = latent(self.body, params, data)
+        return step.trained(beta, memory, features, draws["head"], draws["noise"], lr)

@@ -22,30 +22,24 @@ its own draws; the written classifier has a bias for each class.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenfed.core import tree as trees
-from evenfed.core.batches import Batches, draw_batches
-from evenfed.core.body import Body
-from evenfed.core.descent import descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
-from evenfed.core.fairness_loss import FAIRNESS, Fairness
-from evenfed.core.front_loss import FrontLoss
-from evenfed.core.hypernetwork import Hypernetwork
 from evenfed.core.local import LocalTraining
-from evenfed.core.preferences import Scalarization, rays
 from evenfed.core.randomness import generator as seeded
-from evenfed.core.task import Params, Task
+from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
-from evenfed.methods.base import EVALUATION, Need, Reveal, Server, check_choice
-from evenfed.methods.head_training import BodyStep, HeadStep, latent
-from evenfed.methods.preferred import FRONT, Preferred
+from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice
+from evenfed.methods.head_training import Phases
+from evenfed.methods.preferred import FRONT
 from evenfed.methods.sampling import Sampler, Uniform
+from evenfed.methods.written import Written
 
 BODY = Reveal(
     "train", "update", "part", "change of the shared body by the client's training, every round",
@@ -58,7 +52,7 @@ SHARED = (
 
 
 @dataclass(frozen=True)
-class PraFFL(Preferred):
+class PraFFL(Written):
     """PraFFL.
 
     Parameters
@@ -69,25 +63,16 @@ class PraFFL(Preferred):
         Share of the local epochs (or steps) that train the body; the others train the head.
     n_preferences : int
         Preferences drawn in each step of the head (N).
-    fairness : {"covariance", "demographic_parity", "equal_opportunity", "squared_covariance"}
-        The fairness loss, see `core.fairness_loss`.
-    scalarization : {"tchebycheff", "logsumexp"}
-        Eq. 3, or its smooth upper bound.
-    eps : float
-        Distance of `lambda` from 0 and 1.
-    latent : int
-        Width of one more layer behind the model's body; 0: the features before its last layer.
-    head, activation : tuple of int, {"none", "relu"}
-        Hidden layers of the classifier that the hypernetwork writes, and what lies between them.
-    trunk : tuple of int
-        Layers of the hypernetwork.
     refresh : int
-        Epochs that every client trains its head after the last round, behind the final body.
+        Epochs (or steps) that every client trains its head after the last round, behind the final
+        body; 0 is the paper's.
     weighting : {"uniform", "size"}
         Weights of the clients in the mean of the bodies.
     average : bool
         Whether the clients send their hypernetworks after the last round for their mean, the
         federation's own family of models. Without it there is none.
+    fairness, scalarization, eps, latent, head, activation, trunk
+        Losses and networks, see `Written`.
     preference, deploy
         The model in use, see `Preferred`.
     """
@@ -96,7 +81,6 @@ class PraFFL(Preferred):
     title: ClassVar[str] = "PraFFL"
     paper: ClassVar[str] = "Ye et al., KDD 2025"
     reveals: ClassVar[tuple[Reveal, ...]] = (BODY, *SHARED, EVALUATION, FRONT)
-    needs: ClassVar[tuple[Need, ...]] = ("groups", "classes")
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(
@@ -105,49 +89,25 @@ class PraFFL(Preferred):
     )
     body_share: float = 16 / 30
     n_preferences: int = 16
-    fairness: Fairness = "covariance"
-    scalarization: Scalarization = "tchebycheff"
-    eps: float = 0.01
-    latent: int = 0
-    head: tuple[int, ...] = (4,)
-    activation: Literal["none", "relu"] = "none"
-    trunk: tuple[int, ...] = (4, 4)
-    refresh: int = 0
+    refresh: int = 5
     weighting: Literal["uniform", "size"] = "uniform"
     average: bool = True
 
-    body: Body = field(init=False, repr=False, compare=False)
-    front: FrontLoss = field(init=False, repr=False, compare=False)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.name, "fairness", self.fairness, FAIRNESS)
-        check_choice(self.name, "scalarization", self.scalarization, ("tchebycheff", "logsumexp"))
-        check_choice(self.name, "activation", self.activation, ("none", "relu"))
         check_choice(self.name, "weighting", self.weighting, ("uniform", "size"))
         if not 0 < self.body_share < 1:
             raise ConfigError(f"{self.name}: body_share must be in (0, 1), not {self.body_share}")
-        if not 0 < self.eps < 0.5:
-            raise ConfigError(f"{self.name}: eps must be in (0, 0.5), but is {self.eps}")
         if self.n_preferences < 2:
             raise ConfigError(f"{self.name}: n_preferences must be at least 2")
-        if self.latent < 0 or self.refresh < 0 or min((1, *self.head, *self.trunk)) < 1:
-            raise ConfigError(
-                f"{self.name}: latent and refresh must not be negative, widths of head and trunk "
-                "must be at least 1"
-            )
+        if self.refresh < 0:
+            raise ConfigError(f"{self.name}: refresh must not be negative, but is {self.refresh}")
         if self.local.regularized:
             raise ConfigError(f"{self.name} does not go with local.regularizer='ser'")
-
-    def bound(self, task: Task, first: Params) -> Self:
-        """With the body of the task's model, and the shape of the hypernetworks."""
-        method = super().bound(task, first)
-        body = Body(task, self.latent)
-        net = Hypernetwork(body.width, body.outputs, self.head, self.trunk, self.activation)
-        object.__setattr__(method, "body", body)
-        front = FrontLoss(task.loss_rule, task.groups, net, self.fairness, self.scalarization)
-        object.__setattr__(method, "front", front)
-        return method
+        if not self.average and self.deploy == "global":
+            raise ConfigError(f"{self.name}: deploy='global' takes average=True")
+        if not self.average:
+            object.__setattr__(self, "reveals", (BODY, EVALUATION, FRONT))
 
     @property
     def sampler(self) -> Sampler:
@@ -155,23 +115,17 @@ class PraFFL(Preferred):
         return Uniform()
 
     @property
-    def head_step(self) -> HeadStep:
-        """One step of the head."""
-        return HeadStep(self.front, self.local.rule, self.sampler, self.eps)
+    def phases(self) -> Phases:
+        """The two phases of local training."""
+        return Phases(
+            self.body, self.front, self.local, self.sampler,
+            self.body_share, self.n_preferences, self.eps,
+        )  # fmt: skip
 
     def start(self, federation: Federation) -> Server:
         """The first body."""
         self.body.check(federation.population.client(0).split("train").x[:4].to(self.task.device))
         return {"params": self.body.first()}
-
-    def advice(self, federation: Federation) -> list[str]:
-        """Warn of a fairness loss that is none."""
-        if self.fairness != "squared_covariance":
-            return []
-        return [
-            f"{self.name}: squared_covariance is zero only for a constant score, whatever the "
-            "groups: it measures the spread of the score, not fairness"
-        ]
 
     def client_state(self, generator: torch.Generator, size: int) -> Tree:
         """The first hypernetwork, the same at every client, and the rounds that it took part in."""
@@ -186,47 +140,22 @@ class PraFFL(Preferred):
         """The part of a client's state that follows from the sampler's memory."""
         return {}
 
-    @property
-    def shares(self) -> tuple[int, int]:
-        """Epochs (or steps) of body and head, at least one each."""
-        total = self.local.steps or self.local.epochs
-        body = max(1, round(total * self.body_share))
-        return body, max(1, total - body)
-
     def draw(self, generator: torch.Generator, state: Tree, size: int) -> Tree:
         """The batches of body and head, and noise for the head's preferences."""
-        body, head = self.shares
-        return {
-            "body": self._batches(generator, size, body),
-            **self._draw_head(generator, size, head),
-        }
+        return self.phases.draw(generator, size)
 
     def draw_refresh(self, generator: torch.Generator, state: Tree, size: int) -> Tree:
         """The same for the head alone, after the last round."""
-        return self._draw_head(generator, size, self.refresh)
-
-    def _draw_head(self, generator: torch.Generator, size: int, amount: int) -> dict[str, Tree]:
-        batches = self._batches(generator, size, amount)
-        noise = self.sampler.draw(generator, batches.steps, self.n_preferences)
-        return {"head": batches, "noise": noise}
-
-    def _batches(self, generator: torch.Generator, size: int, amount: int) -> Batches:
-        steps = amount if self.local.steps else 0
-        return draw_batches(generator, size, batch=self.local.batch, epochs=amount, steps=steps)
+        return self.phases.draw_head(generator, size, self.refresh)
 
     def train(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function: train the body, then the head behind it; sends the body's change."""
-        half = torch.full((1,), 0.5, dtype=state["beta"].dtype, device=state["beta"].device)
-        layers = self.front.hypernetwork.classifiers(state["beta"], rays(half, self.eps))
-        new, _ = descend(  # Eq. 11
-            BodyStep(self.body, self.front), broadcast["params"], data, draws["body"],
-            optimizer=self.local.rule, lr=broadcast["lr"], context=layers,
-        )  # fmt: skip
-        state = self._with_head(new, broadcast["lr"], state, data, draws)
-        update = trees.subtract(new, broadcast["params"])
-        return {"update": update}, {**state, "rounds": state["rounds"] + 1}
+        old, lr = broadcast["params"], broadcast["lr"]
+        new = self.phases.trained_body(old, state["beta"], data, draws, lr)  # Eq. 11
+        state = self._with_head(new, lr, state, data, draws)
+        return {"update": trees.subtract(new, old)}, {**state, "rounds": state["rounds"] + 1}
 
     def refine(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
@@ -238,10 +167,9 @@ class PraFFL(Preferred):
         self, params: Params, lr: Tensor, state: Tree, data: Examples, draws: Tree
     ) -> dict[str, Tree]:
         """The client's state with its hypernetwork trained behind a body (Eq. 12)."""
-        beta, memory = self.head_step.trained(
-            state["beta"], self.remembered(state), latent(self.body, params, data),
-            draws["head"], draws["noise"], lr,
-        )  # fmt: skip
+        beta, memory = self.phases.trained_head(
+            params, state["beta"], self.remembered(state), data, draws, lr
+        )
         return {**state, "beta": beta, **self.kept(memory)}
 
     def share(
@@ -284,33 +212,15 @@ class PraFFL(Preferred):
         return dict(server)
 
     def hypernetworks(self, deployed: Tree, state: Tree, rays: Tensor) -> Tensor:
-        """The hypernetwork for rays `(N, 2)`: one `(size,)`, or one a ray `(N, size)`."""
-        if self.deploy == "own" and trees.leaves(state):
+        """The client's own, or the federation's; evaluations during a run know only the former."""
+        if trees.leaves(state) and (self.deploy == "own" or not self.united_in(deployed)):
             return state["beta"]  # type: ignore[no-any-return]
-        if "beta" not in deployed:
+        if not self.united_in(deployed):
             raise ConfigError(
-                f"{self.name}: there is no global model before the end of a run of average=True; "
-                "name a client, or use deploy='own'"
+                f"{self.name}: there is no global model, which takes average=True; name a client, "
+                "or use deploy='own'"
             )
         return deployed["beta"]  # type: ignore[no-any-return]
-
-    def family(self, deployed: Tree, state: Tree, x: Tensor, preferences: Tensor) -> Tensor:
-        """Outputs of the models of all preferences, in one product."""
-        asked = rays(preferences, self.eps)
-        beta = self.hypernetworks(deployed, state, asked)
-        layers = self.front.hypernetwork.classifiers(beta, asked)
-        return self.front.outputs(layers, self.body.features(deployed["params"], x))
-
-    def module(self, deployed: Tree, state: Tree) -> nn.Module:
-        """The model of the preference in use as a plain module."""
-        asked = rays(torch.tensor([self.preference]), self.eps).to(self.task.device)
-        beta = self.hypernetworks(deployed, state, asked)
-        layers = self.front.hypernetwork.classifiers(beta, asked)
-        return self.body.module(deployed["params"], self.front.hypernetwork.module(layers))
-
-    def parameters(self, deployed: Tree, state: Tree) -> Params:
-        """Weights of the model of the preference in use, as those of `module`."""
-        return dict(self.module(deployed, state).named_parameters())
 
     def adapted(self, deployed: Tree, data: Examples) -> Tree:
         """A client that took no part uses the federation's hypernetwork."""

@@ -18,7 +18,7 @@ FRONT = Reveal(
     "evaluate_front", "counts", "counts",
     "numbers of examples by group, label and prediction, for each preference of a front", True,
 )  # fmt: skip
-_EVALUATED = 1 << 17
+_EVALUATED = 1 << 18
 """Predictions of a client in one pass of an evaluation: bounds its memory."""
 
 
@@ -44,9 +44,21 @@ class Preferred(Method):
                 f"{self.name}: preference must be in [0, 1], but is {self.preference}"
             )
 
-    def family(self, deployed: Tree, state: Tree, x: Tensor, preferences: Tensor) -> Tensor:
-        """Outputs of the models of preferences `(N,)` for `x` `(n, ...)`: `(N, n, ...)`."""
+    def asked(self, deployed: Tree, preferences: Tensor) -> dict[str, Tree]:
+        """What the server sends to ask about the models of preferences `(N,)`."""
+        return {"deployed": deployed, "preferences": preferences}
+
+    def written(self, asked: Tree, state: Tree) -> Tree:
+        """The part of those models that depends on the preference, made once for all examples."""
         raise NotImplementedError
+
+    def read(self, asked: Tree, written: Tree, x: Tensor) -> Tensor:
+        """Outputs of those models for `x` `(n, ...)`: `(N, n, ...)`."""
+        raise NotImplementedError
+
+    def decisive(self, written: Tree) -> Tree:
+        """The same, cheaper, where only the predicted classes count."""
+        return written
 
     def united_in(self, server: Server) -> bool:
         """Whether the server's state holds a family of the federation's own."""
@@ -54,23 +66,23 @@ class Preferred(Method):
 
     def outputs(self, deployed: Tree, state: Tree, x: Tensor) -> Tensor:
         """Outputs of the model of the one preference in use."""
-        asked = torch.full((1,), self.preference, dtype=torch.float32, device=x.device)
-        return self.family(deployed, state, x, asked)[0]
+        one = torch.full((1,), self.preference, dtype=torch.float32, device=x.device)
+        asked = {"deployed": deployed, "preferences": one}
+        return self.read(asked, self.written(asked, state), x)[0]
 
     def evaluate_front(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function: counts `(N, G, C, C)` of the models of all preferences at once.
 
-        `broadcast` holds what is deployed and `preferences` `(N,)`.
+        `broadcast` is what `asked` returns.
         """
-        deployed, preferences = broadcast["deployed"], broadcast["preferences"]
-        rows = max(1, _EVALUATED // len(preferences))
+        written = self.decisive(self.written(broadcast, state))
+        rows = max(1, _EVALUATED // len(broadcast["preferences"]))
         total: Tensor | None = None
         for begin in range(0, max(len(data.y), 1), rows):
             part = trees.map(lambda t, a=begin: t[a : a + rows], data)
-            outputs = self.family(deployed, state, part.x, preferences)
-            counted = self._count(outputs, part).to(torch.float64)
+            counted = self._count(self.read(broadcast, written, part.x), part).to(torch.float64)
             total = counted if total is None else total + counted
         return {"counts": total}, state
 

@@ -160,13 +160,17 @@ class Lookup:
 def front_counts(runner: Runner, split: Split, preferences: Tensor, deploy: str) -> Counts:
     """Counts `(K, N, G, C, C)` of all clients, in the dataset's order, by one exchange."""
     method = preferred(runner.method)
+    if deploy == "global" and not method.united_in(runner.server):
+        raise ConfigError(
+            f"the run of '{method.name}' has no global model: name a client, or use deploy='own'"
+        )
     using = replace(method, deploy=deploy).bound(runner.task, method.first)  # type: ignore[arg-type]
     clients = runner.evaluated_clients()
     sizes = runner.data.sizes(split)
     asked = clients if sizes is None else clients[sizes[clients] > 0]
     if not len(asked):
         raise DataError(f"no client has {split} examples")
-    broadcast = {"deployed": using.deployed(runner.server), "preferences": preferences}
+    broadcast = using.asked(using.deployed(runner.server), preferences)
     with single_threaded_kernels():
         replies = runner.federation.map(
             using.evaluate_front, broadcast, clients=asked, split=split, counted=False
