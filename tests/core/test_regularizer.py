@@ -116,6 +116,7 @@ def test_the_gate_multiplies_by_the_entropy_of_a_running_mean_of_signs() -> None
     close(train(training), p)
 
 
+@pytest.mark.proves("ser", "the random control has the norm of the correction")
 def test_a_random_control_moves_as_far_and_elsewhere() -> None:
     p, path = plain_steps(local())
     moves = {}
@@ -146,6 +147,7 @@ def test_random_directions_differ_from_step_to_step(when: str) -> None:
     assert cosine.abs() < 0.5
 
 
+@pytest.mark.proves("ser", "the shrink control has the norm of the corrected update")
 @pytest.mark.parametrize("options", [{}, {"when": "step"}, {"mode": "gate"}])
 def test_the_shrink_control_has_the_length_of_the_corrected_update(options: dict[str, Any]) -> None:
     """One step: its direction is that of the plain one."""
@@ -195,6 +197,7 @@ def test_the_regulariser_sees_neither_the_term_nor_the_hook(when: str) -> None:
         close(new, ahead(place, correction(DATA, place, path), RATE), 1e-4)
 
 
+@pytest.mark.proves("ser", "every form under vmap as alone")
 @pytest.mark.parametrize(
     "options",
     [{}, {"when": "step"}, {"when": "interval", "interval": 2}, {"mode": "gate"},

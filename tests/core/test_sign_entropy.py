@@ -85,6 +85,7 @@ def numerical(f: Any, at: Params, step: float = 1e-6) -> Params:
     return trees.unflatten(out, structure)  # type: ignore[no-any-return]
 
 
+@pytest.mark.proves("ser", "closed form of dR/dg against finite differences")
 @objectives
 @axes
 def test_closed_form_of_v_is_the_derivative_in_gradient_space(objective: Any, axis: Any) -> None:
@@ -103,6 +104,7 @@ def test_closed_form_of_v_is_the_derivative_in_gradient_space(objective: Any, ax
         assert v1 is None
 
 
+@pytest.mark.proves("ser", "grad R against finite differences in weight space")
 @objectives
 @axes
 @products
@@ -127,6 +129,7 @@ def test_gradient_of_r_in_weight_space(
     assert error(found, numerical(r, start)) < 1e-3
 
 
+@pytest.mark.proves("ser", "both Hessian products under vmap and in a trace")
 @products
 def test_gradient_of_r_is_the_same_under_vmap_and_in_a_trace(product: Any) -> None:
     def one(p: Params, x: Tensor) -> Params:
@@ -150,6 +153,7 @@ blocks = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(
 """Alternating first, then constant: as many changes as the rarer sign allows."""
 
 
+@pytest.mark.proves("ser", "sign changes are at most E h2(p)")
 @given(signs | blocks.filter(bool))
 def test_sign_changes_are_bounded_by_the_sign_entropy(sequence: list[bool]) -> None:
     """`V <= 2 min(n+, n-) <= E h2(p)`."""
@@ -174,6 +178,7 @@ def test_disagreement_is_between_zero_and_one_bit(a: list[float], b: list[float]
     assert abs(float(disagreement(g0, g0, at0, at0))) < 1e-12
 
 
+@pytest.mark.proves("ser", "no reward for large gradients where signs agree")
 def test_agreeing_signs_gain_nothing_from_growing_with_js_but_with_plain_entropy() -> None:
     g = {"w": draw(50)}
     at = widths(g, 1.0)
@@ -203,6 +208,19 @@ def test_coordinates_without_gradient_do_not_count() -> None:
     assert not v1["dead"].any()
 
 
+def test_probabilities_stay_within_their_bounds() -> None:
+    """One gradient of 1 among 10,000 zeros: the width is 0.01, so `pi` is above 1 - 1e-4."""
+    g = {"w": torch.zeros(10_000, dtype=torch.float64)}
+    g["w"][0] = 1.0
+    at = widths(g, 1.0)
+    p = torch.tensor(1e-4, dtype=torch.float64)
+    torch.testing.assert_close(disagreement(g, g, at, at, "entropy"), entropy(p))
+    v0, v1 = disagreement_gradients(g, g, at, at, "entropy")
+    assert v1 is not None
+    assert not v0["w"].any()
+    assert not v1["w"].any()
+
+
 CURVATURE = torch.tensor([0.5, 1.0, 1.6, 0.2, 1.9, 1.2], dtype=torch.float64)
 
 
@@ -210,6 +228,7 @@ def quadratic(p: Params) -> Tensor:
     return 0.5 * (CURVATURE * p["w"].square()).sum()
 
 
+@pytest.mark.proves("ser", "steep coordinates flip, and a step lowers R")
 @through
 @pytest.mark.parametrize("seed", range(5))
 def test_on_a_diagonal_quadratic_steep_coordinates_flip_and_one_step_lowers_r(
@@ -251,6 +270,7 @@ def after_descent_on_r(seed: int, through: bool) -> tuple[float, float]:
     return before, rayleigh(p)
 
 
+@pytest.mark.proves("ser", "descent on R lowers the curvature along the gradient")
 def test_descent_on_r_alone_lowers_the_curvature_along_the_gradient() -> None:
     runs = [after_descent_on_r(10 * seed, through=True) for seed in range(8)]
     assert all(after < before for before, after in runs)

@@ -47,20 +47,24 @@ def farthest_first(problem: Any, models: int, first: int, times: int) -> Vector:
     return np.stack([alone[c] for c in chosen])
 
 
-def rounds(problem: Any, w: Vector, sizes: Vector, tau: float, by: str) -> tuple[Vector, Vector]:
+def rounds(problem: Any, w: Vector, method: Focus) -> tuple[Vector, Vector]:
     """Models `(M, 2)` and labels `(K, M)` after the rounds of a problem.
 
-    `pi_em <- pi_em exp(-l_em) / sum_m'`; `w_m <- sum_e a_em theta_em`, with `a_em` proportional to
+    `pi_em <- pi_em exp(-l_em) / sum_m'`, with a floor `f` then `(1 - M f) pi_em + f`;
+    `w_m <- w_m + eta_g (sum_e a_em theta_em - w_m)`, with `a_em` proportional to
     `pi_em n_e exp(F / tau)`; `F` is `sum_m pi_em l_em` (own) or `l_em` (model).
     """
-    labels = np.full((len(problem.clients), len(w)), 1 / len(w))
+    sizes = problem.sizes if method.weighting == "size" else np.ones(3)
+    labels, floor = np.full((len(problem.clients), len(w)), 1 / len(w)), method.pi_floor
     for _ in range(problem.rounds):
         losses = np.array([[problem.loss(i, m) for m in w] for i in problem.clients])
-        labels = softmax(np.log(labels) - losses, 1)
+        labels = (1 - len(w) * floor) * softmax(np.log(labels) - losses, 1) + floor
         theta = np.array([[problem.trained(i, m) for m in w] for i in problem.clients])
-        pull = losses if by == "model" else (labels * losses).sum(1, keepdims=True)
-        weight = labels * sizes[:, None] * np.exp(pull / tau)
-        w = np.einsum("em,emd->md", weight / weight.sum(0), theta)
+        own = (labels * losses).sum(1, keepdims=True)
+        pull = losses if method.tau_loss == "model" else own
+        weight = labels * sizes[:, None] * np.exp(pull / method.tau)
+        mean = np.einsum("em,emd->md", weight / weight.sum(0), theta)
+        w = w + method.server_lr * (mean - w)
     return w, labels
 
 
@@ -76,6 +80,7 @@ CASES: list[dict[str, Any]] = [
     {"weighting": "size"},
     {"tau": 2.0, "weighting": "size"},
     {"tau": 2.0, "tau_loss": "model", "alone_rounds": 1},
+    {"pi_floor": 0.2, "server_lr": 0.5},
 ]
 
 
@@ -85,12 +90,11 @@ def test_focus(line: Any, engine: str, options: dict[str, Any]) -> None:
     """The client whose model is first is drawn: the run must be the one of just one of them."""
     method = Focus(local=line.local, **options)
     run = line.run(method, engine)
-    sizes = line.sizes if method.weighting == "size" else np.ones(3)
     found, labels = models_of(line, run), run.runner.server["log_pi"].exp().numpy()
     close = []
     for first in line.clients:
         start = farthest_first(line, method.models, first, method.alone_rounds)
-        w, pi = rounds(line, start, sizes, method.tau, method.tau_loss)
+        w, pi = rounds(line, start, method)
         close.append(np.allclose(found, w, rtol=1e-5) and np.allclose(labels, pi, rtol=1e-5))
     assert sum(close) == 1
     kept = run.runner.federation.states.kept
@@ -125,16 +129,18 @@ def test_focus_predicts_the_mean_of_values(line: Any, engine: str) -> None:
 @pytest.mark.proves("focus", "labels of clients that took no part, by hand")
 @pytest.mark.parametrize("steps", [1, 3])
 def test_labels_of_clients_that_took_no_part(line: Any, engine: str, steps: int) -> None:
-    """`pi_em` proportional to `exp(-k l_em)` under the last models: clients that no cohort held
-    get them after the last round, unseen ones from `adapted`.
+    """`pi_em` proportional to `exp(-k l_em)` under the last models, `0.8 pi_em + 0.1` with a floor
+    of 0.1: clients that no cohort held get them after the last round, unseen ones from `adapted`.
     """
-    method = Focus(local=line.local, init="common_noise", noise=1.0, n_label_steps=steps)
+    method = Focus(
+        local=line.local, init="common_noise", noise=1.0, n_label_steps=steps, pi_floor=0.1
+    )
     run = line.run(method, engine, participation=Participation(number=1), rounds=1)
     asked = [i for i in line.clients if (0, "train/1 on train", f"c{i}") in run.uploads]
     assert len(asked) == 1
     w, runner = models_of(line, run), run.runner
     for i in line.clients:
-        expected = softmax(-steps * np.array([line.loss(i, m) for m in w]), 0)
+        expected = 0.8 * softmax(-steps * np.array([line.loss(i, m) for m in w]), 0) + 0.1
         new = runner.method.adapted(runner.server["params"], line.dataset().client(i).train)
         np.testing.assert_allclose(new["log_pi"].exp().numpy(), expected, rtol=1e-5)
         kept = runner.federation.states.kept[i]["log_pi"].exp().numpy()

@@ -236,8 +236,10 @@ def test_inside_fedprox(when: Any, clients: list[Client], run: Any) -> None:
 
 @pytest.mark.proves("ser", "inside FedEBA+ by hand: aligned after the correction")
 @pytest.mark.proves("fedeba", "with SER, two rounds by hand")
-@pytest.mark.parametrize("when", ["step", "posthoc"])
-def test_inside_fedeba(when: Any, clients: list[Client], run: Any) -> None:
+@pytest.mark.parametrize(
+    ("when", "engine"), [("step", "sequential"), ("posthoc", "sequential"), ("step", "vectorized")]
+)
+def test_inside_fedeba(when: Any, engine: str, clients: list[Client], run: Any) -> None:
     """A step follows `(1 - alpha) (g + u) + alpha g~`, with `g~ = sum_i p_i grad F_i(w)`, and
     `w+ = sum_i p_i w_i`; `p_i` proportional to `exp(F_i(w) / tau)` for clients of one size.
     """
@@ -252,7 +254,7 @@ def test_inside_fedeba(when: Any, clients: list[Client], run: Any) -> None:
         ]
         w = p @ np.stack(models)
     method = FedEBA(alpha=alpha, tau=tau, local=training)
-    same(weights(run(method).server["params"]), w)
+    same(weights(run(method, engine).server["params"]), w)
     off = FedEBA(alpha=alpha, tau=tau, local=local())
     assert not np.allclose(weights(run(off).server["params"]), w, rtol=1e-3)
 
@@ -265,6 +267,16 @@ def test_inside_focus(clients: list[Client], run: Any) -> None:
     for _ in range(ROUNDS):
         w = np.mean([c.trained(w, training.ser) for c in clients], axis=0)
     same(weights({"weight": run(Focus(m=1, local=training)).server["params"]["weight"]}), w)
+
+
+@pytest.mark.proves("ser", "inside FOCUS with two models alike on both engines")
+def test_inside_focus_models_side_by_side(run: Any) -> None:
+    """Clients and models are two axes of one descent."""
+    methods = [Focus(local=local(**o)) for o in ({"when": "step", "rho": 0.2}, {})]
+    a, b = (run(methods[0], engine).server["params"] for engine in ("vectorized", "sequential"))
+    plain = run(methods[1]).server["params"]
+    torch.testing.assert_close(a["weight"], b["weight"], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(b["weight"], plain["weight"], rtol=1e-2)
 
 
 @pytest.mark.proves("ser", "rho = 0 is FedAvg, FedProx and FedEBA+ to the bit")

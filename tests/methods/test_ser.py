@@ -39,6 +39,7 @@ def regularized(**options: Any) -> LocalTraining:
     return replace(LOCAL, regularizer="ser", ser=SignEntropy(**options))
 
 
+@pytest.mark.proves("ser", "rho = 0 changes no bit of FedAvg, FedProx, SCAFFOLD and q-FFL")
 @pytest.mark.parametrize("cls", [FedAvg, FedProx, Scaffold, QFFL])
 @pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 def test_rho_of_zero_changes_no_bit(
@@ -59,6 +60,7 @@ def test_ser_with_rho_of_zero_is_fedavg_to_the_bit(
         assert torch.equal(ser.runner.server["params"][name], value)
 
 
+@pytest.mark.proves("ser", "bytes do not depend on rho")
 @pytest.mark.parametrize("cls", [FedAvg, FedProx, SER])
 def test_bytes_do_not_depend_on_rho(
     cls: type[FedAvg], few: FederatedDataset, train_rounds: Train
@@ -112,6 +114,7 @@ def test_variants_agree_on_both_engines(
     assert distance(a.everything, b.everything) < 1e-5
 
 
+@pytest.mark.proves("ser", "a client uses its local round from the last global model")
 def test_a_client_uses_its_local_round_from_the_last_global_model(
     few: FederatedDataset, train_rounds: Train
 ) -> None:
