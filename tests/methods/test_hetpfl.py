@@ -110,6 +110,23 @@ def test_a_client_that_took_no_part_uses_the_fused_model(result: ef.Result) -> N
     assert torch.equal(result.adapt(new).counts(new).confusion, expected)
 
 
+def test_the_result_file_holds_fronts_and_the_cost_of_the_last_exchanges(
+    result: ef.Result,
+) -> None:
+    measured = result.measured()
+    expected = result.front_summary("test")["global_hypervolume"]
+    assert measured["front"]["global_hypervolume"] == pytest.approx(expected)
+    # refresh, hypernetworks, 20 gradients of the FusionNet
+    assert measured["cost"]["exchanges"] == result.history["exchanges"].sum() + 22
+    assert measured["cost"]["bytes_up"] > result.history["bytes_up"].sum()
+
+
+def test_loss_geometry_is_that_of_the_preference_in_use(result: ef.Result) -> None:
+    a, b = (result.using(preference=p).geometry(probes=2, rows=64) for p in (0.1, 0.9))
+    assert np.isfinite(a.to_numpy()).all()
+    assert not np.allclose(a["hessian_trace"], b["hessian_trace"])
+
+
 def test_other_methods_have_no_front(data: FederatedDataset) -> None:
     plain = train(ef.FedAvg(), data, rounds=1)
     for ask in (plain.front, lambda: plain.model(preference=0.5)):

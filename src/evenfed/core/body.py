@@ -132,10 +132,12 @@ class Body:
         template = copy.deepcopy(self.task.template)
         own = {k: v.detach().clone() for k, v in params.items() if not k.startswith("latent.")}
         template.load_state_dict(own, strict=False)
-        last, head = classifier[0], self.head
-        if not self.latent and len(classifier) == 1 and head and self._fits(last):
-            template.get_submodule(head).load_state_dict(last.state_dict())
-            return template.eval()
+        head, last = self.head, classifier[0]
+        if len(classifier) == 1 and isinstance(last, nn.Linear):
+            merged = self.merged(params, last.weight.detach(), last.bias.detach())
+            if merged is not None:
+                template.load_state_dict(merged, strict=False)
+                return template.eval()
         if head:
             parent, _, name = head.rpartition(".")
             setattr(template.get_submodule(parent), name, nn.Identity())
@@ -149,11 +151,10 @@ class Body:
             parts += [layer, nn.ReLU()]
         return nn.Sequential(*parts, *classifier).eval()
 
-    def _fits(self, layer: nn.Module) -> bool:
+    def merged(self, params: Params, weight: Tensor, bias: Tensor) -> Params | None:
+        """Weights of the task's own model with a classifier as its last layer; None if not one."""
         last = self._last
-        return (
-            last is not None
-            and isinstance(layer, nn.Linear)
-            and last.bias is not None
-            and last.weight.shape == layer.weight.shape
-        )
+        if self.latent or last is None or last.bias is None or last.weight.shape != weight.shape:
+            return None
+        prefix = f"{self.head}." if self.head else ""
+        return {**params, prefix + "weight": weight, prefix + "bias": bias}

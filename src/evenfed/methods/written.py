@@ -129,5 +129,15 @@ class Written(Preferred):
         return self.body.module(deployed["params"], self.front.hypernetwork.module(layers))
 
     def parameters(self, deployed: Tree, state: Tree) -> Params:
-        """Weights of the model of the preference in use, as those of `module`."""
-        return dict(self.module(deployed, state).named_parameters())
+        """Weights of the model of the preference in use, where the task's own model can be it."""
+        one = torch.tensor([self.preference], device=self.task.device)
+        layers = self._classifiers(deployed, state, one)
+        merged = None
+        if len(layers) == 1:
+            merged = self.body.merged(deployed["params"], layers[0][0][0], layers[0][1][0])
+        if merged is None:
+            raise ConfigError(
+                f"{self.name}: with these networks a preference's model is not of the task's own "
+                "kind; result.model(preference=...) is it"
+            )
+        return merged

@@ -216,6 +216,11 @@ class WithFronts:
         self._runner = runner
         self._fronts: dict[Any, Counts] = {}
 
+    @property
+    def has_fronts(self) -> bool:
+        """Whether the method has a model for every preference."""
+        return isinstance(self._runner.method, Preferred)
+
     def front(
         self,
         split: Split = "val",

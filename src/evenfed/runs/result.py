@@ -238,6 +238,7 @@ class Result(WithFronts):
     def measured(self) -> dict[str, Any]:
         """The content of `result.json`: summary metrics, intervals, cost, ledger."""
         history = self.history
+        after = replace(self._runner.federation.traffic)  # of exchanges after the last round
         return {
             "method": self.method.name,
             "dataset": self.data.schema.name,
@@ -249,11 +250,12 @@ class Result(WithFronts):
             "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
             "groups": {str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()},
             **self._geometry_means(),
+            **({"front": _clean(self.front_summary().to_dict())} if self.has_fronts else {}),
             "cost": {
                 "seconds": float(history["seconds"].sum()),
-                "bytes_down": int(history["bytes_down"].sum()),
-                "bytes_up": int(history["bytes_up"].sum()),
-                "exchanges": int(history["exchanges"].sum()),
+                "bytes_down": int(history["bytes_down"].sum()) + after.down,
+                "bytes_up": int(history["bytes_up"].sum()) + after.up,
+                "exchanges": int(history["exchanges"].sum()) + after.exchanges,
                 "void_rounds": int(history["void"].notna().sum()) if "void" in history else 0,
             },
             "certificate": None if self.certificate is None else self.certificate.table(),
