@@ -168,7 +168,7 @@ def test_rounds_with_local_bounds(line: Any, engine: str) -> None:
 
 
 @pytest.mark.proves("pffl", "beta = 0, B = 1, zeta = 0 is FedMinMax, step by step")
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_with_minmax_it_is_fedminmax(logit: Any, rounds: int) -> None:
     """With the projected rule, sums at the received model, and clients by size.
 
@@ -310,7 +310,7 @@ def test_reaches_the_constrained_optimum(
     method = PFFL(
         constraint=kind, zeta=float(zeta), lambda_bound=5.0, iterate="last", local=STEP,
     )  # fmt: skip
-    run = train_rounds(method, data, rounds=120, model="linear", evaluate=False)
+    run = train_rounds(method, data, rounds=80, model="linear", evaluate=False)
     found = vector(run.runner.server["params"])
     assert central.objective(found) == pytest.approx(best.fun, abs=1e-3)
     assert central.groups(found).max() <= zeta + 1e-3
@@ -330,7 +330,7 @@ def test_agrees_with_fairlearn(train_rounds: Callable[..., Any]) -> None:
 
     rng = np.random.default_rng(0)
     made = []
-    for k, n in enumerate((30, 60, 45)):
+    for k, n in enumerate((20, 40)):
         group = (rng.random(n) < 0.3).astype(np.int64)
         x = rng.normal(size=(n, 2))
         rule = np.where(group == 0, x @ [1.0, -0.5] + 0.2, x @ [0.2, 0.6] - 0.3)
@@ -338,10 +338,12 @@ def test_agrees_with_fairlearn(train_rounds: Callable[..., Any]) -> None:
     x = np.concatenate([c.train.x.numpy() for c in made]).astype(float)
     y = np.concatenate([c.train.y.numpy() for c in made]).astype(float)
     group = np.concatenate([c.train.group.numpy() for c in made])
-    zeta, bound = 0.75, 4.0
+    plain = (LinearRegression().fit(x, y).predict(x) - y) ** 2
+    zeta, bound = 0.9 * float(plain[group == 1].mean()), 4.0
+    assert zeta > plain[group == 0].mean()
     fair = ExponentiatedGradient(
         LinearRegression(), BoundedGroupLoss(SquareLoss(-100.0, 100.0), upper_bound=zeta),
-        eps=1 / bound, nu=1e-4, max_iter=60,
+        eps=1 / bound, nu=1e-4, max_iter=25,
     )  # fmt: skip
     with warnings.catch_warnings():  # Fairlearn uses what the newest pandas calls deprecated
         warnings.simplefilter("ignore")
@@ -356,12 +358,12 @@ def test_agrees_with_fairlearn(train_rounds: Callable[..., Any]) -> None:
         zeta=zeta, lambda_bound=bound, weighting="size", iterate="last", dual_lr=1.0,
         local=LocalTraining(lr=0.3, batch=0, epochs=1),
     )  # fmt: skip
-    run = train_rounds(method, federated("regression", made), rounds=150, model="linear")
+    run = train_rounds(
+        method, federated("regression", made), "sequential", rounds=100, model="linear"
+    )
     ours = vector(run.runner.server["params"])
     errors = (x @ ours[:2] + ours[2] - y) ** 2
     losses = [errors[group == a].mean() for a in (0, 1)]
-    plain = LinearRegression().fit(x, y)
-    assert np.mean((plain.predict(x[group == 1]) - y[group == 1]) ** 2) > zeta + 0.05
     np.testing.assert_allclose(ours, theirs, atol=5e-3)
     np.testing.assert_allclose(losses, expected, atol=2 * fair.best_gap_ + 2e-3)
     assert max(losses) <= zeta + 1e-3
@@ -399,8 +401,7 @@ def test_a_certificate_tells_feasible_from_infeasible(
 
 
 @pytest.mark.proves("pffl", "certified gaps and excesses bound the true ones, for each iterate")
-@pytest.mark.parametrize("iterate", ["average", "tail", "last"])
-@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize(("iterate", "decay"), [("average", 0.0), ("tail", 0.01), ("last", 0.0)])
 def test_a_certificate_bounds_the_truth(
     train_rounds: Callable[..., Any], iterate: Any, decay: float
 ) -> None:
@@ -490,7 +491,7 @@ def test_global_bounds_beat_local_ones(train_rounds: Callable[..., Any]) -> None
     found = {}
     for scope in ("global", "local"):
         method = PFFL(zeta=zeta, scope=scope, lambda_bound=5.0, iterate="last", local=STEP)  # type: ignore[arg-type]
-        run = train_rounds(method, data, rounds=120, model="linear", evaluate=False).runner
+        run = train_rounds(method, data, rounds=80, model="linear", evaluate=False).runner
         w = vector(run.server["params"])
         found[scope] = (central.objective(w), central.groups(w).max())
     assert found["global"][1] <= zeta + 1e-3 < found["local"][1]
