@@ -1,6 +1,6 @@
 """Run all benchmarks (or those named), print a table, write JSON.
 
-python -m benchmarks [small limit cnn memory population start]
+python -m benchmarks [small limit cnn memory population start front]
 """
 
 from __future__ import annotations

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import torch
 
+import evenfed as ef
 from benchmarks.workloads import clients, fedavg_round, matmul_limit, plain_round, timed
 from evenfed.core import models
 from evenfed.data.registry import load
+from evenfed.runs.fronts import front_counts, grid
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -178,6 +180,25 @@ def start() -> list[Row]:
     return [Row("evenfed run, start to end of the first round", best, "s", "< 4", best < 4)]
 
 
+def front() -> list[Row]:
+    """1,000 models of HetPFL on SYNTHETIC's test data: all at once against one after the other."""
+    torch.set_num_threads(1)
+    result = ef.train(
+        "hetpfl", load("synthetic", seed=0), rounds=1, fusion_steps=5, evaluate_every=0,
+        engine=ef.EngineOptions("vectorized", workers=1),
+    )  # fmt: skip
+    asked, rows = grid(1000), []
+    for deploy, name in (("own", "each client's own"), ("global", "the global")):
+        _, together = timed(partial(front_counts, result._runner, "test", asked, deploy), 5)
+        begin = time.process_time()
+        for p in asked.tolist():
+            result.using(preference=p, deploy=deploy).evaluation("test")
+        ratio = (time.process_time() - begin) / together
+        rows.append(Row(f"1,000 models, {name}: CPU at once", together * 1e3, "ms"))
+        rows.append(Row("the same, one by one / at once", ratio, "x", ">= 100", ratio >= 100))
+    return rows
+
+
 def _child(function: str, *args: str) -> str:
     code = f"from benchmarks.measures import {function} as f; f(*{list(args)!r})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -191,4 +212,5 @@ MEASURES: dict[str, Callable[[], list[Row]]] = {
     "memory": memory,
     "population": population,
     "start": start,
+    "front": front,
 }
