@@ -37,12 +37,15 @@ _PUBLIC = {
     "FedEBA": "methods.fedeba",
     "FedFV": "methods.fedfv",
     "FedMGDA": "methods.fedmgda",
+    "FedMinMax": "methods.fedminmax",
     "FedProx": "methods.fedprox",
     "Focus": "methods.focus",
     "GIFAIR": "methods.gifair",
+    "GroupWeighted": "methods.group_weighted",
     "Local": "methods.local",
     "Method": "methods.base",
     "PracFedEBA": "methods.prac_fedeba",
+    "PFFL": "methods.pffl",
     "PropFair": "methods.propfair",
     "QFedSGD": "methods.qfedsgd",
     "QFFL": "methods.qffl",
@@ -90,17 +93,20 @@ if TYPE_CHECKING:
     from evenfed.methods.fedfv import FedFV
     from evenfed.methods.fedma import FedMA
     from evenfed.methods.fedmgda import FedMGDA
+    from evenfed.methods.fedminmax import FedMinMax
     from evenfed.methods.fedprox import FedProx
     from evenfed.methods.fedyogi import FedYogi
     from evenfed.methods.finetune import FineTuning
     from evenfed.methods.focus import Focus
     from evenfed.methods.gifair import GIFAIR
     from evenfed.methods.ifca import IFCA
+    from evenfed.methods.group_weighted import GroupWeighted
     from evenfed.methods.local import Local
     from evenfed.methods.lp_proj import LpProj
     from evenfed.methods.pfedme import PFedMe
     from evenfed.methods.pfnm import PFNM
     from evenfed.methods.prac_fedeba import PracFedEBA
+    from evenfed.methods.pffl import PFFL
     from evenfed.methods.propfair import PropFair
     from evenfed.methods.qfedsgd import QFedSGD
     from evenfed.methods.qffl import QFFL
@@ -119,6 +125,7 @@ __all__ = [
     "IFCA",
     "IID",
     "PFNM",
+    "PFFL",
     "QFFL",
     "SER",
     "TERM",
@@ -138,12 +145,14 @@ __all__ = [
     "FedFV",
     "FedMA",
     "FedMGDA",
+    "FedMinMax",
     "FedProx",
     "FedYogi",
     "FederatedDataset",
     "Federation",
     "FineTuning",
     "Focus",
+    "GroupWeighted",
     "Groups",
     "LabelNoise",
     "Local",

@@ -79,8 +79,16 @@ class PFFL(GroupConstrained):
         COUNTED,
         Reveal("train", "update", "model", "change of the model by the client's training", True),
         *BY_GROUP,
-        Reveal("train", "sums", "sums", "the same with the update (piggyback)", True),
-        Reveal("train", "counts", "counts", "and their numbers (piggyback)", True),
+        Reveal(
+            "train", "sums", "sums", "sums of losses by group, with the update (piggyback)", True
+        ),
+        Reveal(
+            "train",
+            "counts",
+            "counts",
+            "numbers of examples by group, with the update (piggyback)",
+            True,
+        ),
         *MEASURED,
         EVALUATION,
     )
