@@ -99,14 +99,14 @@ if TYPE_CHECKING:
     from evenfed.methods.finetune import FineTuning
     from evenfed.methods.focus import Focus
     from evenfed.methods.gifair import GIFAIR
-    from evenfed.methods.ifca import IFCA
     from evenfed.methods.group_weighted import GroupWeighted
+    from evenfed.methods.ifca import IFCA
     from evenfed.methods.local import Local
     from evenfed.methods.lp_proj import LpProj
     from evenfed.methods.pfedme import PFedMe
+    from evenfed.methods.pffl import PFFL
     from evenfed.methods.pfnm import PFNM
     from evenfed.methods.prac_fedeba import PracFedEBA
-    from evenfed.methods.pffl import PFFL
     from evenfed.methods.propfair import PropFair
     from evenfed.methods.qfedsgd import QFedSGD
     from evenfed.methods.qffl import QFFL
@@ -124,8 +124,8 @@ __all__ = [
     "GIFAIR",
     "IFCA",
     "IID",
-    "PFNM",
     "PFFL",
+    "PFNM",
     "QFFL",
     "SER",
     "TERM",
