@@ -151,6 +151,7 @@ class Runner:
         self.folder.clear_leftovers()
         found = self.folder.load_checkpoint(self.server, self.state_like())
         if found is None:
+            self.federation.states.saved()
             self.folder.rewrite_history([])
             return
         self.next_round, self.server, states, notes = found
@@ -159,6 +160,7 @@ class Runner:
             self.federation.states.kept = {index[name]: state for name, state in states.items()}
         self.history = self.folder.history(before=self.next_round)
         self.folder.rewrite_history(self.history)
+        self.federation.states.saved()
         self._void = int(notes.get("void", 0))
         engine = self.federation.engine
         if isinstance(engine, AutoEngine) and notes.get("engine") in ("vectorized", "sequential"):
@@ -169,7 +171,7 @@ class Runner:
         """What a client keeps, before its first exchange."""
         client = self.data.client(0)
         start = generator(self.settings.seed, "state", 0, self.data.key(0))
-        return self.method.client_state(start, len(client.train))
+        return self.federation.states.start(start, len(client.train))
 
     def run(self) -> None:
         """Carry out the remaining rounds."""
@@ -255,6 +257,7 @@ class Runner:
         states = {self.data.client(i).name: state for i, state in kept.items()}
         notes = {"engine": self.federation.engine.name, "void": str(self._void)}
         self.folder.save_checkpoint(round, self.server, states, notes)
+        self.federation.states.saved()
 
     def evaluated_clients(self) -> NDArray[np.int64]:
         """Indices of the clients that evaluations ask."""
@@ -281,7 +284,11 @@ class Runner:
         self.federation.states.rollback()
         place = {index: row for row, index in enumerate(order)}
         counts = replies.uploads["counts"]
-        rows = {place[int(c)]: trees.row(counts, i) for i, c in enumerate(replies.clients)}
+        found = {place[int(c)]: trees.row(counts, i) for i, c in enumerate(replies.clients)}
+        # a loss may have diverged, a number of examples cannot: such a client sends nonsense
+        rows = {i: row for i, row in found.items() if torch.isfinite(row.confusion).all()}
+        if not rows:
+            return self._empty(split, names)
         return assembled(self.data.schema, split, names, rows, self.settings.tail)
 
     def _empty(self, split: Split, names: list[str]) -> Evaluation:

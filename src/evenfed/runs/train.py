@@ -111,6 +111,7 @@ def run_config(
     counted: bool = False,
     data: FederatedDataset | None = None,
     model: Model | None = None,
+    engine: EngineOptions | None = None,
 ) -> Result:
     """Carry out a configured run, with its folder if `out` is given.
 
@@ -118,7 +119,7 @@ def run_config(
     ----------
     counted : bool
         Whether a folder that exists gets a number instead of being refused.
-    data, model
+    data, model, engine
         Used instead of building those that the config names. With a folder they must be just
         those: `resume` builds them from the config.
 
@@ -128,7 +129,7 @@ def run_config(
     >>> run_config(config)
     Result(FedAvg on synthetic, 1 rounds)
     """
-    runner = _runner(config, observer, data, model)
+    runner = _runner(config, observer, data, model, engine)
     if out is None:
         return _finish(runner, config, None)
     folder = RunFolder.create(out, config.completed().toml(), counted=counted)
@@ -141,10 +142,17 @@ def run_config(
         raise
 
 
-def resume(path: Path | str, observer: Observer | None = None) -> Result:
+def resume(
+    path: Path | str,
+    observer: Observer | None = None,
+    *,
+    data: FederatedDataset | None = None,
+    engine: EngineOptions | None = None,
+) -> Result:
     """Go on with an interrupted run from its last checkpoint, to the bits of an unbroken one.
 
-    A run that is finished is read again, and its folder left as it is.
+    A run that is finished is read again, and its folder left as it is. `data` and `engine` are
+    used instead of building those that the config names.
 
     Examples
     --------
@@ -157,7 +165,7 @@ def resume(path: Path | str, observer: Observer | None = None) -> Result:
     path = Path(path)
     folder = RunFolder.open(path)
     config = parse(read(path / CONFIG), str(path / CONFIG))
-    runner = _runner(config, observer)
+    runner = _runner(config, observer, data, None, engine)
     runner.folder = folder
     for name, version in config.versions.items():
         if (now := versions().get(name, "")) != version:
@@ -202,10 +210,11 @@ def _runner(
     observer: Observer | None,
     data: FederatedDataset | None = None,
     model: Model | None = None,
+    engine: EngineOptions | None = None,
 ) -> Runner:
     """Everything is built, and refused, before a folder is made."""
     method = config.built_method()
-    engine = config.built_engine()
+    engine = engine or config.built_engine()
     if data is None:
         data = load_data(config.data, config.seed)
     options = config.model.options if model is None else None
