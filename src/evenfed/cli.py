@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evenfed import __version__
+from evenfed import __version__, cli_flower
 from evenfed.core.errors import ConfigError, EvenfedError
 
 if TYPE_CHECKING:
     import click
 
     from evenfed.runs.comparison import Study
+    from evenfed.runs.config import RunConfig
+    from evenfed.runs.flower.local import LocalResult
     from evenfed.runs.result import Result
 
 
@@ -44,6 +46,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cli_flower.app, name="flower")
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; options win over them.")
@@ -53,7 +56,7 @@ Partition = Annotated[
     str | None, typer.Option(help="How examples are dealt, e.g. iid, dirichlet:label:0.5.")
 ]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of training.")]
-Engine = Annotated[str | None, typer.Option(help="auto, vectorized or sequential.")]
+Engine = Annotated[str | None, typer.Option(help="auto, vectorized, sequential or flower.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 Model = Annotated[str | None, typer.Option(help="Built-in model; auto fits the data.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")]
@@ -120,7 +123,8 @@ def run(
     )
     path = out or Path("runs", f"{parsed.data.name}-{parsed.method.name}-{parsed.seed}")
     with _observed(parsed.rounds, 1, quiet, out) as observer:
-        result = run_config(parsed, path, observer, counted=out is None)
+        carry_out = _on_flower if parsed.built_engine().engine == "flower" else run_config
+        result: Result | LocalResult = carry_out(parsed, path, observer, counted=out is None)
     _print_run(result, as_json, quiet)
 
 
@@ -212,9 +216,14 @@ def resume(folder: Folder, as_json: Json = False, quiet: Quiet = False) -> None:
         _print_study(result, "console", as_json, quiet)
         return
     RunFolder.open(folder)
-    rounds = parse(read(folder / CONFIG), str(folder / CONFIG)).rounds
-    with _observed(rounds, 1, quiet, folder) as observer:
-        done = resume_run(folder, observer)
+    config = parse(read(folder / CONFIG), str(folder / CONFIG))
+    with _observed(config.rounds, 1, quiet, folder) as observer:
+        on_flower = config.built_engine().engine == "flower" and not RunFolder(folder).finished
+        done: Result | LocalResult = (
+            _on_flower(config, folder, observer, resumed=True)
+            if on_flower
+            else resume_run(folder, observer)
+        )
     _print_run(done, as_json, quiet)
 
 
@@ -279,6 +288,17 @@ def report(folder: Folder) -> None:
     typer.echo(write_page(folder))
 
 
+def _on_flower(config: RunConfig, path: Path, observer: Any, **more: bool) -> LocalResult:
+    """A run on processes of this machine."""
+    try:
+        from evenfed.runs.flower.local import run_local
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "flwr":
+            raise
+        raise ConfigError("engine 'flower' needs Flower: pip install 'evenfed[flower]'") from error
+    return run_local(config, path, observer, **more)
+
+
 @contextmanager
 def _observed(rounds: int, runs: int, quiet: bool, folder: Path | None) -> Iterator[Any]:
     """Progress on stderr; an interruption says how to go on."""
@@ -313,7 +333,7 @@ def _print(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     _json(value) if as_json else show(value)
 
 
-def _print_run(result: Result, as_json: bool, quiet: bool) -> None:
+def _print_run(result: Result | LocalResult, as_json: bool, quiet: bool) -> None:
     from evenfed.report.page import write_page
     from evenfed.runs.table import run_text
 

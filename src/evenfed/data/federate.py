@@ -132,7 +132,9 @@ def prepare(
     coded = sensitive_as_feature == "code"
     features = next(iter(preprocessors.values())).features + (("group",) if coded else ())
     clients = [
-        ClientData(name, *(_examples(table, splits[s], preprocessors[name], coded) for s in SPLITS))
+        ClientData(
+            name, *(examples_of(table, splits[s], preprocessors[name], coded) for s in SPLITS)
+        )
         for name, splits in rows.items()
     ]
     schema = Schema(
@@ -270,7 +272,8 @@ def _check_missing(table: Table, assignment: Mapping[str, Rows], spec: Spec) -> 
                 )
 
 
-def _examples(table: Table, rows: Rows, preprocessor: Preprocessor, coded: bool) -> Examples:
+def examples_of(table: Table, rows: Rows, preprocessor: Preprocessor, coded: bool) -> Examples:
+    """Rows of a table as tensors."""
     x = preprocessor.transform(table.frame.iloc[rows])
     group = table.group[rows]
     if coded:

@@ -7,7 +7,7 @@ mean is large beside the spread).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ from evenfed.data.preprocess import (
 )
 
 Fit = Literal["federated", "client", "pool"]
+Squares = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""The second exchange: from the agreed mean `(p,)` to the sum of squared deviations `(p,)`."""
 
 
 @dataclass(frozen=True)
@@ -163,31 +165,40 @@ def fit(
         except DataError as error:
             raise DataError(f"client '{client}', training data: {error}") from None
     agreed = combine(list(summaries.values()))
-    levels = {
+    levels = agreed_levels(spec, agreed)
+
+    def around(part: Sequence[pd.DataFrame]) -> Squares:
+        return lambda mean: np.sum([squares(frame, spec, mean) for frame in part], axis=0)
+
+    if how == "client":
+        fitted = {
+            client: finished(summaries[client], around([frame]), spec, levels, f"client '{client}'")
+            for client, frame in parts.items()
+        }
+    else:
+        one = finished(agreed, around(list(parts.values())), spec, levels, "all clients")
+        fitted = dict.fromkeys(frames, one)
+    return fitted, ledger(spec, how)
+
+
+def agreed_levels(spec: Spec, agreed: Summary) -> dict[str, tuple[str, ...]]:
+    """Levels of the categorical columns: those named beforehand, else those seen anywhere."""
+    return {
         name: tuple(spec.levels[name])
         if name in spec.levels
         else tuple(sorted(seen, key=level_order))
         for name, seen in zip(spec.categorical, agreed.levels, strict=True)
     }
-    if how == "client":
-        fitted = {
-            client: _finish(summaries[client], [frame], spec, levels, f"client '{client}'")
-            for client, frame in parts.items()
-        }
-    else:
-        one = _finish(agreed, list(parts.values()), spec, levels, "all clients")
-        fitted = dict.fromkeys(frames, one)
-    return fitted, _ledger(spec, how)
 
 
-def _finish(
+def finished(
     summary: Summary,
-    frames: Sequence[pd.DataFrame],
+    squared: Squares,
     spec: Spec,
     levels: Mapping[str, tuple[str, ...]],
     whose: str,
 ) -> Preprocessor:
-    """Turn a summary, and a second exchange with the same rows, into a preprocessing."""
+    """Turn a summary, and a second exchange about the same rows, into a preprocessing."""
     asked = np.array([spec.needs_mean(name) for name in spec.numeric], dtype=bool)
     empty = (asked & (summary.count == 0)) | ((spec.scale == "minmax") & np.isinf(summary.low))
     if empty.any():
@@ -197,7 +208,7 @@ def _finish(
     mean = summary.total / count
     offset, scale = np.zeros_like(mean), np.ones_like(mean)
     if spec.scale == "standard":
-        spread = np.sqrt(np.sum([squares(frame, spec, mean) for frame in frames], axis=0) / count)
+        spread = np.sqrt(squared(mean) / count)
         # Below this a spread is the rounding of a constant, not a spread.
         constant = spread <= count * np.finfo(np.float64).eps * np.abs(mean)
         offset, scale = mean, np.where(constant, 1.0, spread)
@@ -218,7 +229,7 @@ def _finish(
     return Preprocessor(tuple(columns))
 
 
-def _ledger(spec: Spec, how: Fit) -> tuple[str, ...]:
+def ledger(spec: Spec, how: Fit) -> tuple[str, ...]:
     """Say what left the clients while the preprocessing was fitted."""
     if how == "pool":
         return (

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from evenfed.core import tree as trees
-from evenfed.core.errors import QuorumError
+from evenfed.core.errors import ConfigError, QuorumError
 from evenfed.core.tree import Tree
 from evenfed.engines.exchange import (
     Chunk,
@@ -83,7 +83,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.engine: Engine = self.options.build(self.say)
-        self.states = StateStore(self.state, self.seed)
+        make_states = getattr(self.engine, "state_store", StateStore)
+        self.states: StateStore = make_states(self.state, self.seed)
         self.round = 0
         self.traffic = Traffic()
         self.dropped: list[Dropped] = []
@@ -95,6 +96,11 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.population)
+
+    @property
+    def remote(self) -> bool:
+        """Whether data and states are elsewhere, out of the server's reach."""
+        return bool(getattr(self.engine, "remote", False))
 
     @property
     def everyone(self) -> NDArray[np.int64]:
@@ -231,6 +237,8 @@ class Federation:
     @cached_property
     def pool(self) -> Federation:
         """A federation of one client that holds everybody's data: for reference methods only."""
+        if self.remote:
+            raise ConfigError("engine 'flower' cannot pool the clients' data: no row leaves a node")
         options = EngineOptions("sequential", self.options.device, 1)
         return Federation(
             Pool(self.population), self.seed, Participation(), options, self.state,
@@ -316,6 +324,9 @@ class Federation:
         """Replies with a flag for each that is usable; keeps the states of those."""
         first = right
         for chunk in self.engine.run(work, self.population, seats, self.states):
+            if isinstance(chunk, Dropped):
+                dropped.append(chunk)
+                continue
             count = len(chunk.seats)
             shape = trees.signature(trees.row(chunk.uploads, 0))
             first = first or shape
@@ -344,5 +355,7 @@ class Federation:
         """Shape of most uploads; of the first one where two are as frequent."""
         shapes: Counter[Any] = Counter()
         for chunk in self.engine.run(work, self.population, seats, self.states):
+            if isinstance(chunk, Dropped):
+                continue
             shapes[trees.signature(trees.row(chunk.uploads, 0))] += len(chunk.seats)
         return shapes.most_common(1)[0][0]

@@ -11,13 +11,13 @@ import torch
 
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.engines.auto import AutoEngine
-from evenfed.engines.exchange import Chunk, Population, Seat, Work
+from evenfed.engines.exchange import Chunk, Dropped, Population, Seat, Work
 from evenfed.engines.sequential import SequentialEngine
 from evenfed.engines.states import StateStore
 from evenfed.engines.vectorized import VectorizedEngine
 from evenfed.engines.workers import Workers
 
-ENGINES = ("auto", "vectorized", "sequential")
+ENGINES = ("auto", "vectorized", "sequential", "flower")
 
 
 class Engine(Protocol):
@@ -29,8 +29,11 @@ class Engine(Protocol):
 
     def run(
         self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
-    ) -> Iterator[Chunk]:
-        """Yield the replies, in an order that the cohort alone determines."""
+    ) -> Iterator[Chunk] | Iterator[Chunk | Dropped]:
+        """Yield the replies, in an order that the cohort alone determines.
+
+        An engine whose clients may be out of reach yields those that did not answer as `Dropped`.
+        """
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class EngineOptions:
 
     Parameters
     ----------
-    engine : {"auto", "vectorized", "sequential"}
+    engine : {"auto", "vectorized", "sequential", "flower"}
     device : str
         `cpu` or `cuda`.
     workers : int
@@ -48,6 +51,12 @@ class EngineOptions:
         Clients in one vectorised call; 0 chooses.
     memory : float
         Gigabytes that a vectorised engine may use for stacked clients.
+    nodes : int
+        `flower`: nodes that must have joined before a run on silo files begins.
+    timeout : float
+        `flower`: seconds after which a node that has not answered is left out of an exchange.
+    wait : float
+        `flower`: seconds to wait for the nodes at the start.
     """
 
     engine: str = "auto"
@@ -55,12 +64,17 @@ class EngineOptions:
     workers: int = 0
     chunk: int = 0
     memory: float = 2.0
+    nodes: int = 0
+    timeout: float = 600.0
+    wait: float = 300.0
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ConfigError(f"engine '{self.engine}' is unknown.{suggest(self.engine, ENGINES)}")
         if self.workers < 0 or self.chunk < 0 or not self.memory > 0:
             raise ConfigError("workers and chunk must not be negative, memory greater than 0")
+        if self.nodes < 0 or not self.timeout > 0 or not self.wait > 0:
+            raise ConfigError("engine.nodes must not be negative, timeout and wait greater than 0")
         try:
             device = torch.device(self.device)
         except RuntimeError as error:
@@ -70,6 +84,11 @@ class EngineOptions:
 
     def build(self, say: Callable[[str], None]) -> Engine:
         """The engine with its threads."""
+        if self.engine == "flower":
+            raise ConfigError(
+                "engine 'flower' runs in processes of its own: use `evenfed run --engine flower` "
+                "or `evenfed flower submit`"
+            )
         device = torch.device(self.device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         count = 1 if device.type == "cuda" else self.workers or cores or 1

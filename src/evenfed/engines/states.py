@@ -45,6 +45,9 @@ class StateStore:
         self.kept.update(self.pending)
         self.pending.clear()
 
+    def saved(self) -> None:
+        """A checkpoint holds what is committed: nothing to do where the states are here."""
+
     def rollback(self) -> None:
         """Forget the round's changes."""
         self.pending.clear()

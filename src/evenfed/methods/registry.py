@@ -78,7 +78,7 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
             known = ", ".join(f"'{p}'" for p in cls.presets) or "none"
             raise ConfigError(f"method '{name}' has no preset {preset!r}; it has {known}")
         given = cls.presets[preset] | given
-    method: Method = _construct(cls, given, f"method '{name}'")
+    method: Method = construct(cls, given, f"method '{name}'")
     return method
 
 
@@ -130,7 +130,7 @@ def _default(cls: Any, name: str) -> Any:
     return found.default
 
 
-def _construct(
+def construct(
     cls: Any, options: dict[str, Any], where: str, prefix: str = "", base: Any = None
 ) -> Any:
     """An instance of `cls`; what is not given is that of `base`, or the default of `cls`."""
@@ -146,7 +146,7 @@ def _construct(
         if dataclasses.is_dataclass(hint) and isinstance(value, dict):
             # what is not given keeps the method's own default, not that of the nested class
             inner = getattr(base, name) if base is not None else _default(cls, name)
-            values[name] = _construct(hint, value, where, f"{prefix}{name}.", inner)
+            values[name] = construct(hint, value, where, f"{prefix}{name}.", inner)
         else:
             values[name] = _coerce(value, hint, f"{where}: option '{prefix}{name}'")
     return cls(**values)

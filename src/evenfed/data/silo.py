@@ -1,0 +1,188 @@
+"""A silo: one file of one client, read on its own disk with the schema that all silos share.
+
+Silos agree on levels and on the preprocessing by sums (see `fitting`); every function here runs
+where the file is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+
+from evenfed.core.errors import ConfigError, DataError, suggest
+from evenfed.data.dataset import SPLITS, ClientData, Groups, Kind, Schema, Split, check_clients
+from evenfed.data.federate import examples_of, split_client
+from evenfed.data.preprocess import Missing, Preprocessor, Scale, Spec, level_codes
+from evenfed.data.table import Rows, Table
+
+SILOS = "silos"
+"""The name of data that are silo files; no source of the registry has it."""
+
+
+@dataclass(frozen=True)
+class SiloSchema:
+    """What every silo file of a run must hold; the options are those of `Table` and `federate`.
+
+    Examples
+    --------
+    >>> SiloSchema.of({"label": "paid", "numeric": ["age"], "sensitive": ["sex"]}).numeric
+    ('age',)
+    """
+
+    label: str
+    numeric: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    sensitive: tuple[str, ...] = ()
+    kind: Kind = "binary"
+    classes: tuple[str, ...] = ()
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    val: float = 0.1
+    test: float = 0.2
+    scale: Scale = "standard"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """From plain values, as a config or a message holds them."""
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"data of silos have no option '{name}'.{suggest(name, known)}")
+        if "label" not in options:
+            raise ConfigError("data of silos need data.label, the column to predict")
+        values = dict(options)
+        for name in ("numeric", "categorical", "sensitive", "classes"):
+            words = values.get(name, ())
+            words = [words] if isinstance(words, str) else words
+            values[name] = tuple(str(word) for word in words)
+        values["levels"] = {
+            str(column): tuple(str(level) for level in known)
+            for column, known in dict(values.get("levels", {})).items()
+        }
+        if not values["numeric"] and not values["categorical"]:
+            raise ConfigError("data of silos need features: data.numeric or data.categorical")
+        return cls(**values)
+
+    def table(self) -> dict[str, Any]:
+        """Inverse of `of`."""
+        return asdict(self)
+
+    @property
+    def spec(self) -> Spec:
+        """Which columns become features, and how; sensitive ones do not."""
+        numeric = tuple(c for c in self.numeric if c not in self.sensitive)
+        categorical = tuple(c for c in self.categorical if c not in self.sensitive)
+        used = {*numeric, *categorical}
+        return Spec(
+            numeric,
+            categorical,
+            self.scale,
+            {column: policy for column, policy in self.missing.items() if column in used},
+            {column: levels for column, levels in self.levels.items() if column in used},
+        )
+
+    @property
+    def unknown_levels(self) -> tuple[str, ...]:
+        """Columns whose levels silos must agree on before rows can be coded."""
+        columns = [c for c in self.sensitive if c not in self.levels]
+        if self.kind == "multiclass" and not self.classes:
+            columns.append(self.label)
+        return tuple(columns)
+
+    def with_levels(self, levels: Mapping[str, tuple[str, ...]]) -> SiloSchema:
+        """The schema once all levels are agreed on."""
+        values = self.table()
+        values["levels"] = {**self.levels, **levels}
+        if self.kind == "multiclass" and not self.classes:
+            values["classes"] = values["levels"].pop(self.label)
+        return SiloSchema.of(values)
+
+
+@dataclass(frozen=True)
+class Silo:
+    """A file that has been read and found to fit."""
+
+    name: str
+    table: Table
+    schema: SiloSchema
+
+    @classmethod
+    def read(cls, path: Path, schema: SiloSchema, name: str) -> Silo:
+        """Read a CSV or Parquet file; columns and values that do not fit are refused by name."""
+        frame = _frame(path)
+        table = Table(
+            SILOS, frame, label=schema.label, numeric=schema.numeric,
+            categorical=schema.categorical, sensitive=schema.sensitive, kind=schema.kind,
+            classes=schema.classes, levels=schema.levels, missing=schema.missing, origin=path.name,
+        )  # fmt: skip
+        for column in schema.spec.numeric + schema.spec.categorical:
+            if schema.spec.policy(column) == "error" and table.frame[column].isna().any():
+                raise DataError(
+                    f"{table.where}column '{column}' has missing values; the run's schema has no "
+                    "data.missing for it"
+                )
+        return cls(name, table, schema)
+
+    def seen_levels(self) -> dict[str, list[str]]:
+        """Levels of the columns that silos must agree on."""
+        return {
+            column: list(level_codes(self.table.frame[column])[1])
+            for column in self.schema.unknown_levels
+        }
+
+    def splits(self, seed: int) -> dict[Split, Rows]:
+        """Train, validation and test rows: they depend on the seed and the client's name."""
+        rows = np.arange(len(self.table))
+        return split_client(
+            self.table, rows, name=self.name, val=self.schema.val, test=self.schema.test, seed=seed
+        )
+
+    def training(self, seed: int) -> pd.DataFrame:
+        """Raw training rows; they stay here."""
+        return self.table.frame.iloc[self.splits(seed)["train"]]
+
+    def client(self, preprocessor: Preprocessor, seed: int) -> ClientData:
+        """The client's examples."""
+        splits = self.splits(seed)
+        parts = [examples_of(self.table, splits[s], preprocessor, False) for s in SPLITS]
+        client = ClientData(self.name, *parts)
+        check_clients(schema_of(self.schema, preprocessor), [client])
+        return client
+
+
+def schema_of(
+    schema: SiloSchema, preprocessor: Preprocessor, ledger: tuple[str, ...] = ()
+) -> Schema:
+    """The schema of the federated dataset that the silos make."""
+    levels = tuple(tuple(schema.levels[column]) for column in schema.sensitive)
+    names = schema.classes
+    if schema.kind == "binary" and not names:
+        names = ("0", "1")
+    features = preprocessor.features
+    return Schema(
+        name=SILOS,
+        kind=schema.kind,
+        classes=max(len(names), 1),
+        shape=(len(features),),
+        features=features,
+        label=schema.label,
+        class_names=names,
+        groups=Groups(schema.sensitive, levels) if schema.sensitive else Groups(),
+        ledger=ledger,
+    )
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        return pd.read_csv(path)
+    except FileNotFoundError as error:
+        raise DataError(f"file '{path}' does not exist") from error
+    except (ValueError, OSError) as error:
+        raise DataError(f"file '{path.name}' cannot be read ({type(error).__name__})") from error

@@ -1,0 +1,1 @@
+"""Exchanges as messages of Flower: the engine's side that knows no method and no data."""

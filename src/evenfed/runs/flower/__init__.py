@@ -1,0 +1,1 @@
+"""Runs on Flower: what a node does, what the server does, and the processes of both."""
