@@ -76,6 +76,8 @@ class QFFL(FedAvg):
     def round(self, federation: Federation, server: Server) -> Server:
         """One exchange: train, weigh by losses, step."""
         broadcast = self.broadcast(federation, server)
+        if not float(broadcast["lr"]):  # L = 1 / eta: a schedule that ends at 0 moves nothing
+            return server
         mean = federation.mean(
             self.train,
             broadcast,
