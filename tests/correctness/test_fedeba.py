@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import evenfed as ef
@@ -21,6 +22,7 @@ from evenfed.methods.eba import EBA
 from evenfed.methods.fedeba import FedEBA
 from evenfed.methods.prac_fedeba import PracFedEBA
 from evenfed.methods.registry import build
+from evenfed.methods.term import TERM
 from evenfed.runs.config import parse, with_settings
 
 Vector = np.ndarray
@@ -119,6 +121,32 @@ def test_eba_prior(line: Any, p_max: float) -> None:
         w = w + tilted(losses_at(line, w), TAU, np.ones(3)) @ moves(line, w)
     method = EBA(local=line.local, tau=TAU, weighting="uniform", p_max=p_max)
     check(line, line.run(method), w)
+
+
+@pytest.mark.proves("eba", "a full-batch step descends the tilted loss: finite differences")
+@pytest.mark.proves("fedeba", "a full-batch step descends the tilted loss: finite differences")
+@pytest.mark.parametrize("cls", [EBA, FedEBA])
+def test_one_step_descends_the_tilted_loss(logit: Any, cls: Any) -> None:
+    """`sum_i p_i g_i` is the gradient of `tau log sum_i q_i exp(F_i / tau)`."""
+    tau, share = 0.3, logit.sizes / logit.sizes.sum()
+
+    def objective(w: Vector) -> float:
+        return tau * float(np.log((share * np.exp(losses_at(logit, w) / tau)).sum()))
+
+    eye = 1e-6 * np.eye(2)
+    slope = [(objective(logit.start + e) - objective(logit.start - e)) / 2e-6 for e in eye]
+    local = LocalTraining(lr=logit.eta, batch=0, epochs=1)
+    run = logit.run(cls(local=local, tau=tau), rounds=1)
+    found = (logit.start - logit.theta(run.runner.server["params"])) / logit.eta
+    np.testing.assert_allclose(found, slope, rtol=1e-4)
+
+
+@pytest.mark.proves("eba", "TERM with t = 1/tau bit for bit")
+def test_eba_is_term(line: Any, engine: str) -> None:
+    a = line.run(EBA(local=line.local, tau=TAU), engine)
+    b = line.run(TERM(local=line.local, t=1 / TAU), engine)
+    for name, value in a.runner.server["params"].items():
+        assert torch.equal(value, b.runner.server["params"][name])
 
 
 # FedEBA+ with an exchange of its own
