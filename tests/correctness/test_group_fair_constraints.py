@@ -14,7 +14,7 @@ from torch import nn
 from evenfed.core.local import LocalTraining
 from evenfed.methods.agnosticfair import AgnosticFair
 from evenfed.methods.equifl import EquiFL
-from evenfed.methods.fcfl import FCFL
+from evenfed.methods.fcfl import FCFL, stage_one, stage_two
 from evenfed.methods.fedavg import FedAvg
 from evenfed.methods.fedfair import FedFair
 
@@ -240,6 +240,32 @@ def test_fcfl(logit: Any, engine: str, metric: Any, eps: float) -> None:
     run = logit.run(FCFL(local=local, eps=eps, metric=metric), engine, rounds=4).runner
     np.testing.assert_allclose(run.server["delta"], delta, rtol=1e-6)
     np.testing.assert_allclose(logit.theta(run.server["params"]), w, rtol=1e-4)
+
+
+@pytest.mark.proves("fcfl", "the linear programmes of both stages against all their vertices")
+def test_fcfl_programmes() -> None:
+    """Steps from 50 draws of directions in five dimensions, where, unlike above, they differ.
+
+    The constraint of stage 1 is to bind in some draws, else it would not be tested.
+    """
+    rng, bound = np.random.default_rng(0), 0
+    for _ in range(50):
+        rows = rng.normal(size=(2, 5))
+        gram = rows @ rows.T
+        a = best_in_simplex(gram[1], gram[:1])
+        bound += bool(a[0] > 1e-6 and a[1] > 1e-6)
+        found = stage_one(torch.tensor(rows), unfair=True).numpy()
+        np.testing.assert_allclose(found @ rows, a @ rows, atol=1e-6)
+        fair = stage_one(torch.tensor(rows), unfair=False).numpy()
+        assert fair @ gram[0] == pytest.approx(gram[0].max())
+        many = rng.normal(size=(4, 5))
+        gram = many @ many.T
+        mean = gram[:3].mean(0)
+        best = best_in_simplex(mean, gram) @ mean
+        a = stage_two(torch.tensor(many)).numpy()
+        assert a @ mean == pytest.approx(best, abs=1e-6)
+        assert (gram @ a > -1e-6).all()
+    assert bound > 10
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class AgnosticFair(FedAvg):
         """The kernels, from sums over the clients of the first round."""
         mean = federation.mean(self.moments, {}, weights="uniform")
         return Kernels.drawn(
-            generator(federation.seed, "kernels"), mean.value["sums"] * mean.weight,
+            generator(federation.seed, "kernels"), mean.value["sums"].cpu() * mean.weight,
             float(mean.sizes.sum()), self.kernels, self.width,
         )  # fmt: skip
 
@@ -189,7 +189,7 @@ class AgnosticFair(FedAvg):
         """New multipliers, and what clients need of `a` and `nu`."""
         broadcast = {"params": server["params"], "kernels": server["kernels"]}
         mean = federation.mean(self.measure, broadcast, weights="uniform")
-        sums, groups = (mean.value[k] * mean.weight for k in ("sums", "groups"))
+        sums, groups = (mean.value[k].cpu() * mean.weight for k in ("sums", "groups"))
         mass = sums[:, 0].clamp(min=1e-12)
         a = best_mix(sums[:, 1] / mass, largest=self.a_max)  # n mean(K_m) = mass
         share = groups / groups.sum()

@@ -133,7 +133,7 @@ class FedFair(FedAvg):
     def moved(self, federation: Federation, server: Server) -> tuple[Tensor, Tensor]:
         """Multipliers after a step at the current model, and the extra weights `(G,)`."""
         mean = federation.mean(self.measure, {"params": server["params"]}, weights="uniform")
-        size, loss = (mean.value[part] * mean.weight for part in ("size", "loss"))
+        size, loss = (mean.value[part].cpu() * mean.weight for part in ("size", "loss"))
         present = (size[1:] > 0) & (size[0] > 0)
         each = loss / size.clamp(min=1)
         gaps = torch.where(present, each[1:] - each[0], 0.0)  # DGEO; none without examples

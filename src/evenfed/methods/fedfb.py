@@ -118,7 +118,7 @@ class FedFB(FedAvg):
     def moved(self, federation: Federation, server: Server) -> Tensor:
         """The factors after a step along `F_z` at the current model."""
         mean = federation.mean(self.measure, {"params": server["params"]}, weights="uniform")
-        cells, loss = (mean.value[part] * mean.weight for part in ("cells", "loss"))
+        cells, loss = (mean.value[part].cpu() * mean.weight for part in ("cells", "loss"))
         gaps, _ = group_gaps(loss, cells)
         federation.note(surrogate_gap=float(gaps.max() - gaps.min()))
         step = self.alpha / server["trained"].sqrt()
