@@ -135,8 +135,9 @@ class GroupConstrained(TrainsLocally):
 
     def factors(self, multipliers: Tensor, server: Server, clients: int) -> Tensor:
         """`lambda_z / (p_k m_z)` `(Z,)`, divided by the client's size where `p_k = 1/K`."""
-        whole = float(clients if self.weighting == "uniform" else server["counts"].sum())
-        return multipliers * whole / server["counts"].clamp(min=1)
+        counts: Tensor = server["counts"]
+        whole = float(clients if self.weighting == "uniform" else counts.sum())
+        return multipliers * whole / counts.clamp(min=1)
 
     def client_table(self, beta: float | Tensor, factors: Tensor, data: Examples) -> Tensor:
         """Factors `(groups, labels)` of the losses under the client's mean.
