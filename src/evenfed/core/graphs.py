@@ -155,7 +155,8 @@ def _softmax_of_few(graph: fx.Graph) -> None:
         shape, back = _shape(node), node.target is aten._log_softmax_backward_data.default
         if shape is None or not (back or node.target is aten._log_softmax.default):
             continue
-        axis, last = int(node.args[2 if back else 1]), len(shape) - 1
+        given: Any = node.args[2 if back else 1]
+        axis, last = int(given), len(shape) - 1
         if axis % len(shape) != last or shape[-1] >= _FEW or shape[-1] * _MANY > math.prod(shape):
             continue
         with graph.inserting_before(node):

@@ -76,4 +76,5 @@ def _newton(form: Vector, slope: Vector) -> Vector:
     system = np.ones((k + 1, k + 1))
     system[:k, :k], system[k, k] = form, 0.0
     step: Vector = np.linalg.solve(system, np.append(-slope, 0.0))[:k]
-    return step - step.mean()
+    result: NDArray[np.float64] = step - step.mean()
+    return result

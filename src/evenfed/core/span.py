@@ -39,6 +39,7 @@ def mixture(weights: Tensor, stacked: Tree) -> Tree:
 
     def mixed(leaf: Tensor) -> Tensor:
         p = weights.to(device=leaf.device, dtype=torch.float64)
-        return torch.tensordot(p, leaf.double(), dims=1).to(leaf.dtype)
+        result: Tensor = torch.tensordot(p, leaf.double(), dims=1).to(leaf.dtype)
+        return result
 
     return trees.map(mixed, stacked)

@@ -151,7 +151,8 @@ class AgnosticFair(FedAvg):
         own = context["nu"][batch.group] - context["shift"]  # nu of group 0 is 0
         weight = batch.weight * self.example_weights(batch, context)
         total = (weight * own * self.scores(params, batch.x)).sum()
-        return total / batch.weight.sum().clamp(min=1)
+        result: Tensor = total / batch.weight.sum().clamp(min=1)
+        return result
 
     def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
         """The client's model after local training on its part of the Lagrangian."""

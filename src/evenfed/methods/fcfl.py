@@ -191,7 +191,8 @@ def flattened(stacked: Tree) -> Tensor:
 def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
     """`sum_k weights_k stacked_k`, in the precision of `stacked`."""
     value = torch.tensordot(weights.to(stacked.device), stacked.double(), dims=1)
-    return value.to(stacked.dtype)
+    result: Tensor = value.to(stacked.dtype)
+    return result
 
 
 def stage_one(rows: Tensor, unfair: bool) -> Tensor:

@@ -128,4 +128,5 @@ class FedFB(FedAvg):
 def example_weights_over(batch: Examples, context: Tree) -> Tensor:
     """Weights of the examples `(n,)`, divided by the client's mean weight."""
     factors, mean = context
-    return example_weights(batch, factors) / mean
+    result: Tensor = example_weights(batch, factors) / mean
+    return result

@@ -265,7 +265,8 @@ class Focus(TrainsAlone):
         if not self.tilts:
             return labels
         loss = uploads["loss"].double()
-        return labels + (loss if self.tau_loss == "own" else loss[:, model]) / self.tau
+        result: Tensor = labels + (loss if self.tau_loss == "own" else loss[:, model]) / self.tau
+        return result
 
     def finish(self, federation: Federation, server: Server) -> Server:
         """Clients that no cohort held take labels from the last models, as unseen ones do."""

@@ -198,7 +198,8 @@ class HetPFL(PraFFL):
         if "phi" not in united:
             return united["beta"]  # type: ignore[no-any-return]
         net = FusionNet(len(united["hypernetworks"]), self.fusion_hidden)
-        return net.weights(united["phi"], rays) @ united["hypernetworks"]
+        result: Tensor = net.weights(united["phi"], rays) @ united["hypernetworks"]
+        return result
 
     def fuse(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree

@@ -154,7 +154,8 @@ class Lookup:
         if ((at < 0) | (at > 1)).any():
             raise ConfigError(f"a lookup takes shares in [0, 1], not {share}")
         last = len(self.preferences) - 1
-        return self.preferences[np.minimum((at * (last + 1)).astype(int), last)]
+        result: FloatArray = self.preferences[np.minimum((at * (last + 1)).astype(int), last)]
+        return result
 
 
 def front_counts(runner: Runner, split: Split, preferences: Tensor, deploy: str) -> Counts:
