@@ -67,9 +67,9 @@ class EBA(FedAvg):
     title: ClassVar[str] = "EBA"
     paper: ClassVar[str] = "Wang et al., ICML 2026 (rebuilt)"
     reveals: ClassVar[tuple[Reveal, ...]] = (UPDATE, LOSS, EVALUATION)
-    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"tau": (0.05, 0.1, 0.5, 1.0, 5.0)}
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"tau": (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)}
 
-    tau: float = 0.1
+    tau: float = 2.0
     tau_mode: Literal["absolute", "relative"] = "absolute"
     tau_decay: float = 0.0
     tau_power: float = 1.0
@@ -95,11 +95,11 @@ class EBA(FedAvg):
     def advice(self, federation: Federation) -> list[str]:
         """Warn where weights this sharp were seen to make training swing."""
         reach = self.local.lr * self.steps(federation)
-        if self.tau_mode == "relative" or self.tau > 0.1 or reach < 1:
+        if self.tau_mode == "relative" or self.tau > 0.2 or reach < 0.3:
             return []
         return [
             f"{self.name}: tau = {self.tau} with local rate x steps = {reach:.2g} lets one client "
-            "decide a round, and training swing; raise tau (0.5) or set tau_mode='relative'"
+            "decide a round, and training swing; raise tau (2) or set tau_mode='relative'"
         ]
 
     @property

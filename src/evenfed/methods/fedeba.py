@@ -65,7 +65,7 @@ class FedEBA(EBA):
     )
     exchanges: ClassVar[int] = 2
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tau": (0.05, 0.1, 0.5, 1.0, 5.0),
+        "tau": (0.05, 0.1, 0.5, 1.0, 2.0, 5.0),
         "alpha": (0.1, 0.3, 0.5, 0.9),
     }
 
