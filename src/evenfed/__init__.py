@@ -42,10 +42,12 @@ _PUBLIC = {
     "Focus": "methods.focus",
     "GIFAIR": "methods.gifair",
     "GroupWeighted": "methods.group_weighted",
+    "HetPFL": "methods.hetpfl",
     "Local": "methods.local",
     "Method": "methods.base",
     "PracFedEBA": "methods.prac_fedeba",
     "PFFL": "methods.pffl",
+    "PraFFL": "methods.praffl",
     "PropFair": "methods.propfair",
     "QFedSGD": "methods.qfedsgd",
     "QFFL": "methods.qffl",
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from evenfed.methods.focus import Focus
     from evenfed.methods.gifair import GIFAIR
     from evenfed.methods.group_weighted import GroupWeighted
+    from evenfed.methods.hetpfl import HetPFL
     from evenfed.methods.ifca import IFCA
     from evenfed.methods.local import Local
     from evenfed.methods.lp_proj import LpProj
@@ -107,6 +110,7 @@ if TYPE_CHECKING:
     from evenfed.methods.pffl import PFFL
     from evenfed.methods.pfnm import PFNM
     from evenfed.methods.prac_fedeba import PracFedEBA
+    from evenfed.methods.praffl import PraFFL
     from evenfed.methods.propfair import PropFair
     from evenfed.methods.qfedsgd import QFedSGD
     from evenfed.methods.qffl import QFFL
@@ -154,6 +158,7 @@ __all__ = [
     "Focus",
     "GroupWeighted",
     "Groups",
+    "HetPFL",
     "LabelNoise",
     "Local",
     "LocalTraining",
@@ -161,6 +166,7 @@ __all__ = [
     "Method",
     "PFedMe",
     "Participation",
+    "PraFFL",
     "PracFedEBA",
     "PropFair",
     "QFedSGD",
