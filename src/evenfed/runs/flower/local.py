@@ -137,7 +137,7 @@ def run_local(
         deployment.start_server(root)
         for index in range(len(data)):
             deployment.start_node(f"node-{index}", "--client", str(index))
-        _wait_for_server(deployment)
+        wait_for_server(deployment)
         observer.say(f"engine: flower (a SuperLink and {len(data)} nodes on this machine)")
         submit(deployment.address, Order(config.model_dump(exclude_none=True), out.name, resumed))
         _follow(deployment, out, observer, resumed)
@@ -150,7 +150,8 @@ def run_local(
     return LocalResult(out)
 
 
-def _wait_for_server(deployment: Deployment, seconds: float = 180.0) -> None:
+def wait_for_server(deployment: Deployment, seconds: float = 180.0) -> None:
+    """Wait until the SuperLink listens."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         deployment.check()

@@ -46,7 +46,8 @@ class Agreement:
         def squared(mean: NDArray[np.float64]) -> NDArray[np.float64]:
             parts = self._ask("squares", data, mean=mean.tolist())
             found = np.array([reply["squares"] for reply in parts.values()], dtype=np.float64)
-            return found.sum(0)
+            result: NDArray[np.float64] = found.sum(0)
+            return result
 
         levels = fitting.agreed_levels(spec, agreed)
         preprocessor = fitting.finished(agreed, squared, spec, levels, "all clients")

@@ -261,4 +261,7 @@ def submit(server: Address, order: Order) -> str:
         app = write_app(Path(folder) / "app", order)
         said = flwr(server, "run", str(app), "evenfed", "--format", "json")
     answer = json.loads(said[said.index("{") :])
+    if not answer.get("run-id"):
+        why = " ".join(str(answer.get("error-message", said)).split())
+        raise EvenfedError(f"server {server.text} did not take the run: {why[-600:]}")
     return str(answer["run-id"])
