@@ -30,7 +30,15 @@ NOT_BY_HAND = {
 
 def proofs(path: Path) -> Iterator[tuple[str, str, str]]:
     """Method, what is proved, and the test, for every mark in a file."""
-    for test in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    words = {
+        target.id: line.value.value
+        for line in module.body
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+        for target in line.targets
+        if isinstance(target, ast.Name)
+    }
+    for test in ast.walk(module):
         if not isinstance(test, ast.FunctionDef) or not test.name.startswith("test_"):
             continue
         for node in (n for decorator in test.decorator_list for n in ast.walk(decorator)):
@@ -39,8 +47,18 @@ def proofs(path: Path) -> Iterator[tuple[str, str, str]]:
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr == "proves"
             ):
-                method, what = (ast.literal_eval(a) for a in node.args)
+                method, what = (_text(argument, words) for argument in node.args)
                 yield method, what, f"{path.relative_to(ROOT).as_posix()}::{test.name}"
+
+
+def _text(node: ast.expr, words: dict[str, object]) -> str:
+    """A string, the name of one in its module, or an f-string of such names."""
+    if isinstance(node, ast.Name):
+        return str(words[node.id])
+    if isinstance(node, ast.JoinedStr):
+        parts = (v.value if isinstance(v, ast.FormattedValue) else v for v in node.values)
+        return "".join(_text(part, words) for part in parts)
+    return str(ast.literal_eval(node))
 
 
 @functools.cache
