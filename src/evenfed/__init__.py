@@ -65,6 +65,14 @@ _PUBLIC = {
     "IFCA": "methods.ifca",
     "PFNM": "methods.pfnm",
     "FedMA": "methods.fedma",
+    "AgnosticFair": "methods.agnosticfair",
+    "EquiFL": "methods.equifl",
+    "FairFed": "methods.fairfed",
+    "FCFL": "methods.fcfl",
+    "FedFair": "methods.fedfair",
+    "FedFB": "methods.fedfb",
+    "LFTEnsemble": "methods.lft_ensemble",
+    "LFTFedAvg": "methods.lft_fedavg",
     "register": "methods.registry",
     "Result": "runs.result",
     "resume": "runs.train",
@@ -84,14 +92,20 @@ if TYPE_CHECKING:
     from evenfed.engines.participation import Participation
     from evenfed.methods.aaggff import AAggFF
     from evenfed.methods.afl import AFL
+    from evenfed.methods.agnosticfair import AgnosticFair
     from evenfed.methods.base import Method, Reveal
     from evenfed.methods.centralized import Centralized
     from evenfed.methods.ditto import Ditto
     from evenfed.methods.eba import EBA
+    from evenfed.methods.equifl import EquiFL
+    from evenfed.methods.fairfed import FairFed
+    from evenfed.methods.fcfl import FCFL
     from evenfed.methods.fedadam import FedAdam
     from evenfed.methods.fedavg import FedAvg
     from evenfed.methods.fedavgm import FedAvgM
     from evenfed.methods.fedeba import FedEBA
+    from evenfed.methods.fedfair import FedFair
+    from evenfed.methods.fedfb import FedFB
     from evenfed.methods.fedfv import FedFV
     from evenfed.methods.fedma import FedMA
     from evenfed.methods.fedmgda import FedMGDA
@@ -104,6 +118,8 @@ if TYPE_CHECKING:
     from evenfed.methods.group_weighted import GroupWeighted
     from evenfed.methods.hetpfl import HetPFL
     from evenfed.methods.ifca import IFCA
+    from evenfed.methods.lft_ensemble import LFTEnsemble
+    from evenfed.methods.lft_fedavg import LFTFedAvg
     from evenfed.methods.local import Local
     from evenfed.methods.lp_proj import LpProj
     from evenfed.methods.pfedme import PFedMe
@@ -125,6 +141,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AFL",
     "EBA",
+    "FCFL",
     "GIFAIR",
     "IFCA",
     "IID",
@@ -134,19 +151,24 @@ __all__ = [
     "SER",
     "TERM",
     "AAggFF",
+    "AgnosticFair",
     "ByColumn",
     "Centralized",
     "ClientData",
     "Dirichlet",
     "Ditto",
     "EngineOptions",
+    "EquiFL",
     "EvenfedError",
     "Examples",
+    "FairFed",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedEBA",
+    "FedFB",
     "FedFV",
+    "FedFair",
     "FedMA",
     "FedMGDA",
     "FedMinMax",
@@ -159,6 +181,8 @@ __all__ = [
     "GroupWeighted",
     "Groups",
     "HetPFL",
+    "LFTEnsemble",
+    "LFTFedAvg",
     "LabelNoise",
     "Local",
     "LocalTraining",
