@@ -6,16 +6,19 @@ That the order of the clients changes no bit is among the tests of every method.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from evenfed.core import tree as trees
+from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.span import gram
 from evenfed.data.dataset import ClientData, FederatedDataset
@@ -501,3 +504,60 @@ def test_scaffolds_server_keeps_the_mean_of_the_clients_controls(
     kept = trained.runner.federation.states.kept
     controls = torch.stack([flat(kept[i]["control"]) for i in range(len(binary))])
     assert distance(flat(trained.runner.server["control"]), controls.mean(0)) < 1e-5
+
+
+@functools.cache
+def worst_loss(name: str, options: tuple[tuple[str, Any], ...], train: Train, schema: Any) -> float:
+    """The largest training loss of a client after 60 rounds, where one of four disagrees."""
+    rng = np.random.default_rng(0)
+    clients = []
+    for k, (w, n) in enumerate([((1, -2), 40), ((1, -2), 30), ((1, -1.5), 30), ((-1, 1), 20)]):
+        x = rng.normal(size=(n, 3))
+        y = (rng.random(n) < 1 / (1 + np.exp(-2 * x[:, :2] @ np.array(w)))).astype(np.int64)
+        rows = Examples.of(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
+        clients.append(ClientData(f"c{k}", rows, rows, rows))
+    data = FederatedDataset(schema, clients)
+    local = LocalTraining(lr=0.2, batch=0, epochs=2)
+    trained = train(made(name, local, dict(options)), data, "sequential", rounds=60, **CHEAP)
+    method = trained.runner.method
+    params = method.deployed(trained.runner.server)
+    return max(float(method.task.mean_loss(params, c.train)) for c in data)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qffl", {"q": 2.0}),
+        ("qfedsgd", {"q": 2.0, "local.lr": 0.5}),
+        ("term", {"t": 5.0}),
+        ("afl", {"local.lr": 0.5, "eta_lambda": 1.0}),
+        ("fedfv", {}),
+        ("fedmgda", {"eps": 1.0, "server_lr": 0.3, "server_decay": 0.95}),
+        ("propfair", {"base": 1.5}),
+        ("gifair", {"c": 0.9}),
+        ("gifair", {"c": 0.9, "apply": "steps"}),
+        ("aaggff", {"setting": "silo"}),
+        ("aaggff", {"setting": "device"}),
+    ],
+)
+@pytest.mark.proves("qffl", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("qfedsgd", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("term", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("afl", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("fedfv", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("fedmgda", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("propfair", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("gifair", "the worst client's loss is below that of FedAvg")
+@pytest.mark.proves("aaggff", "the worst client's loss is below that of FedAvg")
+def test_the_worst_client_gains(
+    name: str, options: dict[str, Any], train_rounds: Train, make_schema: Any
+) -> None:
+    """Against FedAvg with the same weights where losses or directions play no part.
+
+    By size where the method starts from sizes; uniform for those that start from equal weights.
+    """
+    uniform = name in ("afl", "fedfv", "fedmgda", "aaggff")
+    plain = (("weighting", "uniform"),) if uniform else ()
+    schema = make_schema("binary")
+    fair = worst_loss(name, tuple(options.items()), train_rounds, schema)
+    assert fair < 0.95 * worst_loss("fedavg", plain, train_rounds, schema)

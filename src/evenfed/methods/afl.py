@@ -13,7 +13,8 @@ loss of client i at `w`,
 
 Beyond the paper, for a round in which only `m` of `K` clients answer: `lambda` is normalised over
 those in the step of `w` (a mixture without any of them does not move `w`), and the step of
-`lambda` is `K/m F_i` for them and 0 for the rest, which is its unbiased estimate.
+`lambda` is `K/m F_i` for them and 0 for the rest, which is its unbiased estimate where clients are
+sampled uniformly.
 
 Not as in public code (fair_flearn, which later papers ran; the authors' own was not found): its
 projection tests the r-th largest entry against a sum that leaves that entry out, and so is no
