@@ -51,6 +51,8 @@ def tiny(name: str, local: LocalTraining = TINY, **options: Any) -> Method:
         options["local"] = local
     if "fusion_steps" in fields:
         options["fusion_steps"] = 3
+    if "refresh" in fields:
+        options["refresh"] = 0
     return cls(**options)
 
 

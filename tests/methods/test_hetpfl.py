@@ -226,6 +226,22 @@ def test_wrong_options_are_refused_by_name(options: dict[str, Any], word: str) -
         HetPFL(**options)
 
 
+def test_refreshed_heads_agree_on_both_engines(
+    make_dataset: Any, train_rounds: Callable[..., Any], distance: Any
+) -> None:
+    """Rounds are short, the refresh is most of the training."""
+    local = LocalTraining(lr=0.02, batch=16, epochs=2, optimizer="adam")
+    method = HetPFL(local=local, refresh=4, phf="none")
+    data = make_dataset(sizes=(32, 32))
+    a, b = (
+        train_rounds(method, data, engine, rounds=1).everything
+        for engine in ("vectorized", "sequential")
+    )
+    assert distance(a, b) < 1e-5
+    plain = train_rounds(replace(method, refresh=0), data, rounds=1)
+    assert distance(a[: len(plain.server)], plain.server) > 1e-3
+
+
 def test_a_model_that_cannot_be_parted_is_refused_before_training(
     data: FederatedDataset, train_rounds: Callable[..., Any]
 ) -> None:

@@ -50,6 +50,8 @@ class HeadStep:
 
     It steps by itself: the parameters hold `beta` with the optimizer's and the sampler's memory and
     the number of the step, and the direction is what they change by, for plain SGD of rate 1.
+    Losses are computed in float64: models of like preferences differ little, and the areas that a
+    sampler learns from are products of these differences.
     """
 
     front: FrontLoss
@@ -61,13 +63,17 @@ class HeadStep:
         """Old less new parameters; no extras."""
         at = params["step"].to(torch.int64)
         noise = trees.map(lambda t: t[at], context["noise"])
-        asked = rays(self.sampler.preferences(params["sampler"], noise), self.eps)
+        drawn = self.sampler.preferences(params["sampler"], noise)
+        asked = rays(drawn.to(torch.float64), self.eps)
 
         def loss(beta: Tensor) -> tuple[Tensor, Tensor]:
             return self.front.mean(self.front.hypernetwork.classifiers(beta, asked), batch, asked)
 
-        gradient, losses = grad(loss, has_aux=True)(params["beta"])
-        beta, memory = self.rule.stepped(params["beta"], gradient, params["memory"], context["lr"])
+        old = params["beta"]
+        gradient, losses = grad(loss, has_aux=True)(old.to(torch.float64))
+        beta, memory = self.rule.stepped(
+            old, gradient.to(old.dtype), params["memory"], context["lr"]
+        )
         sampler = self.sampler.updated(params["sampler"], asked[:, 0], losses.detach())
         new = {"beta": beta, "memory": memory, "sampler": sampler, "step": params["step"] + 1}
         return trees.subtract(params, new), ()
@@ -82,8 +88,9 @@ class HeadStep:
             "sampler": memory,
             "step": beta.new_zeros(()),
         }
+        exact = Examples(data.x.to(torch.float64), data.y, data.group, data.mask)
         new, _ = descend(
-            self, start, data, batches, optimizer=Optimizer(), lr=1.0,
+            self, start, exact, batches, optimizer=Optimizer(), lr=1.0,
             context={"noise": noise, "lr": lr},
         )  # fmt: skip
         return new["beta"], new["sampler"]

@@ -63,12 +63,13 @@ class Adaptive:
 
     def updated(self, memory: Tree, preferences: Tensor, losses: Tensor) -> Tree:
         """One step on alpha; the reference is the largest loss so far in this round, at least 1."""
-        reference = torch.maximum(memory["reference"], losses.amax(0))
+        reference = torch.maximum(memory["reference"].to(losses.dtype), losses.amax(0))
         value = contributions(losses, reference)
         if self.baseline == "leave_one_out":
             value = value - contributions_without(losses, reference)
         alpha = memory["alpha"]
         gradient = -(value.unsqueeze(-1) * score(alpha, preferences)).mean(0)  # Eq. 13
+        gradient, reference = gradient.to(alpha.dtype), reference.to(alpha.dtype)
         rate = torch.full((), self.rate, dtype=alpha.dtype, device=alpha.device)
         new, kept = self.rule.stepped(alpha, gradient, memory["optimizer"], rate)  # Eq. 14
         low, high = self.bounds
