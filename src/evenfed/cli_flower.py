@@ -75,6 +75,9 @@ def node(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     port: Annotated[int, typer.Option(help="Local port of the SuperNode; 0 chooses.")] = 0,
+    retry: Annotated[
+        float, typer.Option(min=0, help="Seconds in which a refused connection is tried again.")
+    ] = 120.0,
     root_certificates: Roots = None,
     insecure: Insecure = False,
 ) -> None:
@@ -94,7 +97,7 @@ def node(
     else:
         config |= {"evenfed-client": client}
     address = Address.parse(server, root_certificates, insecure)
-    raise typer.Exit(run_node(address, config, state, key=key, port=port))
+    raise typer.Exit(run_node(address, config, state, key=key, port=port, retry=retry))
 
 
 @app.command()

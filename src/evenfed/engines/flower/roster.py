@@ -12,8 +12,8 @@ from flwr.app import Message, MessageType, RecordDict
 from evenfed.core.errors import ConfigError, EvenfedError, QuorumError
 from evenfed.engines.flower import wire
 
-_LOOK = 2.0
-"""Seconds between two looks at which nodes are connected."""
+_LOOK = 10
+"""Looks for replies, at least, between two looks at which nodes are connected."""
 
 
 class Grid(Protocol):
@@ -112,7 +112,7 @@ class Roster:
         A client whose node comes back in the meantime, under a new number, is asked again.
         """
         end = time.monotonic() + timeout
-        if time.monotonic() - self._looked > _LOOK:
+        if time.monotonic() - self._looked > _LOOK * self.pause:
             self.look()
         found: dict[str, Message | str] = {}
         open_: dict[str, str] = {}
@@ -130,7 +130,7 @@ class Roster:
             gone = [n for n in contents if n not in found and not self._there(n)]
             if len(found) + len(gone) == len(contents) or time.monotonic() > end:
                 break
-            if time.monotonic() - self._looked > _LOOK:
+            if time.monotonic() - self._looked > _LOOK * self.pause:
                 self.look()
             time.sleep(self.pause)
         return {name: found.get(name, "did not answer") for name in contents}

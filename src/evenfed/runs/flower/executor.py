@@ -13,14 +13,15 @@ import logging
 import sys
 import time
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
 import httpx
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -48,6 +49,7 @@ class Executor:
     def __init__(self, address: str, secret: bytes) -> None:
         self.address = address
         self.secret = secret
+        self._turn = Lock()
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
@@ -68,29 +70,45 @@ class Executor:
         client = self._client(guard)
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         while True:
-            found = client.AcquireTask(wanted)
+            try:
+                found = client.AcquireTask(wanted)
+            except httpx.TransportError:  # the SuperNode is being started again
+                time.sleep(1.0)
+                continue
             if found.HasField("task") and found.token:
-                self._answer(found.token)
+                # a task whose message never comes (its run has ended) must not hold up the others
+                Thread(target=self._answer, args=(found.token,), daemon=True).start()
             else:
                 time.sleep(_PAUSE)
 
     def _answer(self, token: str) -> None:
         """Answer one message; what goes wrong with it leaves the executor alive."""
         client = self._client(RuntimeTokenHttpInterceptor(token))
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat = HeartbeatSender(lambda: _alive(client))
         context, status, details = None, SubStatus.FAILED, "the message could not be read"
+        heartbeat.start()
         try:
-            heartbeat.start()
             message, context, _, _ = pull_task_input(client)
-            push_message(client, apps.client(message=message, context=context), context)
+            with self._turn:
+                reply = apps.client(message=message, context=context)
+            push_message(client, reply, context)
             status, details = SubStatus.COMPLETED, ""
         except Exception as error:
-            log.exception("a message was not answered")
+            log.warning("a message was not answered: %s", type(error).__name__, exc_info=True)
             details = type(error).__name__
         finally:
             heartbeat.stop()
             push_task_output(client, context, status, details)
             client.close()
+
+
+def _alive(client: RuntimeHttpClient) -> bool:
+    """Tell the SuperNode that a message is being answered."""
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.HTTPError:
+        return False
+    return True
 
 
 def _wait_for(address: str, seconds: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -209,13 +209,39 @@ class Node:
             chunk = self._engine.one(work, _Only(client), seat, before)  # type: ignore[arg-type]
         upload, state = trees.row(chunk.uploads, 0), trees.row(chunk.states, 0)
         calls.check_upload(method, work.name, upload)
+        also = self._also(work, spec, client, before, method)
         finite = _finite(state)
         if "next" in spec and finite:
             self.states.put(spec["run"], spec["space"], int(spec["next"]), state)
         if spec.get("keep") is not None:
             kept = [*(int(v) for v in spec["keep"]), int(spec["next"])]
             self.states.keep(spec["run"], spec["space"], kept)
-        return wire.with_tree({"size": chunk.sizes[0], "finite": finite}, upload)
+        answer: dict[str, Any] = {"size": chunk.sizes[0], "finite": finite}
+        if also:
+            answer["also"] = [[split, size] for split, size, _ in also]
+            return wire.with_tree(answer, [upload, *(more for _, _, more in also)])
+        return wire.with_tree(answer, upload)
+
+    def _also(
+        self,
+        work: Work,
+        spec: dict[str, Any],
+        client: ClientData,
+        states: _States,
+        method: Method,
+    ) -> list[tuple[str, int, Tree]]:
+        """The same function on other splits, where a message asks for several at once."""
+        found = []
+        seat = Seat(0, 0, stable_key(client.name))
+        for split in spec.get("also", []):
+            if split in SPLITS and work.draws is None and len(client.split(split)):
+                other = replace(work, split=split)
+                with single_threaded_kernels():
+                    chunk = self._engine.one(other, _Only(client), seat, states)  # type: ignore[arg-type]
+                upload = trees.row(chunk.uploads, 0)
+                calls.check_upload(method, work.name, upload)
+                found.append((split, chunk.sizes[0], upload))
+        return found
 
     def _state(self, method: Method, spec: dict[str, Any], client: ClientData) -> Tree:
         version = int(spec.get("base", 0))

@@ -123,12 +123,19 @@ def server_command(
 
 
 def run_node(
-    server: Address, config: dict[str, str | int], state: Path, *, key: Path | None, port: int
+    server: Address,
+    config: dict[str, str | int],
+    state: Path,
+    *,
+    key: Path | None,
+    port: int,
+    retry: float,
 ) -> int:
     """A SuperNode and the executor of its messages, until one of them ends.
 
     Returns the exit code. The SuperNode never runs code that the server sends: it has no other
-    executor than ours.
+    executor than ours. One that ends within `retry` seconds is started again: after a crash, a
+    server lets a node with a key in only once it has noticed that the old process is gone.
     """
     state.mkdir(parents=True, exist_ok=True)
     secret = state / ".executor.secret"
@@ -148,15 +155,22 @@ def run_node(
         "--secret", str(secret), "--parent", str(os.getpid()),
     ]  # fmt: skip
     env = environment(FLWR_HOME=str(state.resolve() / ".flwr"))
-    children = [
-        subprocess.Popen(command, env=env, preexec_fn=_die_with_parent)
-        for command in (supernode, executor)
-    ]
+
+    def start(command: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=env, preexec_fn=_die_with_parent)
+
+    begin = time.monotonic()
+    children = [start(supernode), start(executor)]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
-        while all(child.poll() is None for child in children):
+        while children[1].poll() is None:
+            if children[0].poll() is not None:
+                if not children[0].returncode or time.monotonic() - begin > retry:
+                    return int(children[0].returncode)
+                time.sleep(5.0)
+                children[0] = start(supernode)
             time.sleep(0.5)
-        return next(child.returncode for child in children if child.returncode is not None)
+        return int(children[1].returncode)
     finally:
         stop(children)
 
