@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import click
 
     from evenfed.runs.comparison import Study
-    from evenfed.runs.config import RunConfig
     from evenfed.runs.flower.local import LocalResult
     from evenfed.runs.result import Result
 
@@ -123,7 +122,7 @@ def run(
     )
     path = out or Path("runs", f"{parsed.data.name}-{parsed.method.name}-{parsed.seed}")
     with _observed(parsed.rounds, 1, quiet, out) as observer:
-        carry_out = _on_flower if parsed.built_engine().engine == "flower" else run_config
+        carry_out = cli_flower.run_here if parsed.built_engine().engine == "flower" else run_config
         result: Result | LocalResult = carry_out(parsed, path, observer, counted=out is None)
     _print_run(result, as_json, quiet)
 
@@ -220,7 +219,7 @@ def resume(folder: Folder, as_json: Json = False, quiet: Quiet = False) -> None:
     with _observed(config.rounds, 1, quiet, folder) as observer:
         on_flower = config.built_engine().engine == "flower" and not RunFolder(folder).finished
         done: Result | LocalResult = (
-            _on_flower(config, folder, observer, resumed=True)
+            cli_flower.run_here(config, folder, observer, resumed=True)
             if on_flower
             else resume_run(folder, observer)
         )
@@ -241,7 +240,10 @@ def methods(
     if name is not None:
         _print(method_card(name), as_json, _card)
         return
-    _print({"methods": method_cards()}, as_json, lambda found: _listed(found["methods"], "paper"))
+    _print(
+        {"methods": method_cards()}, as_json,
+        lambda found: _listed(found["methods"], "{paper}; exchanges a round: {exchanges}"),
+    )  # fmt: skip
 
 
 @app.command()
@@ -259,7 +261,7 @@ def datasets(
         _print(dataset_card(name), as_json, _card)
         return
     _print(
-        {"datasets": dataset_cards()}, as_json, lambda found: _listed(found["datasets"], "files")
+        {"datasets": dataset_cards()}, as_json, lambda found: _listed(found["datasets"], "{files}")
     )
 
 
@@ -286,17 +288,6 @@ def report(folder: Folder) -> None:
     from evenfed.report.page import write_page
 
     typer.echo(write_page(folder))
-
-
-def _on_flower(config: RunConfig, path: Path, observer: Any, **more: bool) -> LocalResult:
-    """A run on processes of this machine."""
-    try:
-        from evenfed.runs.flower.local import run_local
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "flwr":
-            raise
-        raise ConfigError("engine 'flower' needs Flower: pip install 'evenfed[flower]'") from error
-    return run_local(config, path, observer, **more)
 
 
 @contextmanager
@@ -376,7 +367,7 @@ def _print_study(
 def _listed(cards: list[dict[str, Any]], beside: str) -> None:
     width = max(len(card["name"]) for card in cards)
     for card in cards:
-        typer.echo(f"{card['name']:<{width}}  {card['title']}  ({card[beside]})")
+        typer.echo(f"{card['name']:<{width}}  {card['title']}  ({beside.format(**card)})")
 
 
 def _card(card: dict[str, Any]) -> None:

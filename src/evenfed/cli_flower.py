@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenfed.core.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Run methods on real machines with Flower.")
+if TYPE_CHECKING:
+    from evenfed.runs.config import RunConfig
+    from evenfed.runs.flower.local import LocalResult
+    from evenfed.runs.runner import Observer
+
+app = typer.Typer(no_args_is_help=True)
 
 Server = Annotated[str, typer.Option("--server", help="Address of the server, host:port.")]
 Roots = Annotated[
@@ -21,6 +27,24 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS: for trying out on one machine.")
 ]
 _DEFAULT = "127.0.0.1:8000"
+
+
+def run_here(config: RunConfig, path: Path, observer: Observer, **more: bool) -> LocalResult:
+    """A run on processes of this machine, which are gone when it ends."""
+    _check_installed()
+    from evenfed.runs.flower.local import run_local
+
+    return run_local(config, path, observer, **more)
+
+
+@app.callback()
+def _check_installed() -> None:
+    """Run methods on real machines with Flower; see docs/deploy.
+
+    Example: evenfed flower node --data silo.csv --server example.org:8000
+    """
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("engine 'flower' needs Flower: pip install 'evenfed[flower]'")
 
 
 @app.command()

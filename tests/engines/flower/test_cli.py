@@ -1,0 +1,72 @@
+"""The commands of a deployment refuse what cannot work before a process starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from evenfed.cli import app
+from evenfed.runs.flower.processes import Address, Tls, server_command, write_app
+from evenfed.runs.flower.server import Order
+
+FLOWER = ("run", "--engine", "flower", "--dataset", "synthetic", "--rounds", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["flower", "node"], "needs --data FILE"),
+        (["flower", "node", "--data", "none.csv"], "does not exist"),
+        (["flower", "node", "--data", "none.csv", "--client", "1"], "needs --data FILE"),
+        (["flower", "server"], "or --insecure"),
+        (["flower", "server", "--insecure", "--ca", "x"], "or --insecure"),
+        (["flower", "server", "--insecure", "--node-keys"], "needs TLS"),
+        (["flower", "submit", "none.toml"], "does not exist"),
+        (["flower", "register", "none.pub"], "does not exist"),
+        ([*FLOWER, "--method", "centralized"], "sends examples"),
+        ([*FLOWER, "--method", "nosuch"], "method 'nosuch' is unknown"),
+        ([*FLOWER, "--set", "data.nosuch=1"], "nosuch"),
+        ([*FLOWER, "--set", "engine.timeout=0"], "greater than 0"),
+        (["study", "--methods", "fedavg", "--datasets", "synthetic", "--engine", "flower"], ""),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(
+    words: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code in (1, 2)
+    assert complaint in done.stderr
+    assert not list(tmp_path.glob("runs/.*")), "no process was started"
+
+
+def test_a_bad_address_is_named() -> None:
+    with pytest.raises(Exception, match="host:port"):
+        Address.parse("example.org", None, False)
+    with pytest.raises(Exception, match="exclude each other"):
+        Address.parse("example.org:1", Path("x"), True)
+
+
+def test_flower_may_install_nothing_at_run_time(tmp_path: Path) -> None:
+    """It would pull builds of PyTorch for CUDA; neither the app nor the server lets it."""
+    import tomllib
+
+    folder = write_app(tmp_path / "app", Order({"rounds": 1}, "x"))
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == []
+    tls = Tls(tmp_path / "ca", tmp_path / "crt", tmp_path / "key")
+    for given in (None, tls):
+        command, environment = server_command("h", 1, tmp_path / "runs", given, node_keys=False)
+        assert "--disable-runtime-dependency-installation" in command
+        assert "--allow-runtime-dependency-installation" not in command
+        assert environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+
+
+def test_the_app_holds_no_code_but_two_names(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app")
+    code = [line for path in folder.rglob("*.py") for line in path.read_text().splitlines() if line]
+    assert [line for line in code if not line.startswith(('"', "__all__"))] == [
+        "from evenfed.runs.flower.apps import client, server"
+    ]
