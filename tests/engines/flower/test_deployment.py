@@ -359,20 +359,3 @@ def test_nodes_keep_what_they_hold_in_their_own_folder(site: Site) -> None:
     for name in ("scaffold", "ditto"):
         states = load_file(next(site.folder(name).glob("states-*.safetensors")))
         assert {tensor.numel() for tensor in states.values()} == {1}, "version numbers only"
-
-
-def test_run_starts_and_stops_a_deployment_of_its_own(tmp_path: Path) -> None:
-    """`evenfed run --engine flower`: the numbers of one process, and no process left."""
-    out = tmp_path / "runs" / "out"
-    words = ["--dataset", "synthetic", "--method", "fedavg", "--rounds", "1", "-q", "--out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "evenfed", "run", "--engine", "flower", *words, str(out)],
-        capture_output=True, text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads((out / "result.json").read_text())
-    settings = {"data": "synthetic", "method": "fedavg", "rounds": 1}
-    alone = run_config(parse({**settings, "engine": {"engine": "sequential"}}))
-    assert result["metrics"]["loss"] == pytest.approx(alone.summary()["loss"], rel=1e-5)
-    assert [path.name for path in out.parent.iterdir()] == ["out"], "nothing else is left"
-    assert str(tmp_path) not in subprocess.check_output(["ps", "-eo", "args"], text=True)
