@@ -37,7 +37,13 @@ from evenfed.runs.flower.local import Deployment, wait_for_server
 from evenfed.runs.flower.processes import Address, environment, flwr, free_port
 from evenfed.runs.train import run_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "EVENFED_DEPLOYMENT" not in os.environ,
+        reason="starts a server and nodes for five minutes; set EVENFED_DEPLOYMENT=1 to run it",
+    ),
+]
 
 PATIENCE = 240.0
 SILOS = {"a": 60, "b": 80, "c": 50}
