@@ -200,7 +200,20 @@ def test_the_regulariser_is_always_on() -> None:
     assert SER(local=LOCAL) == SER(local=replace(LOCAL, regularizer="ser"))
 
 
-@pytest.mark.parametrize("name", [n for n, cls in methods().items() if issubclass(cls, FedAvg)])
+OWN_STEPS = ("lp_proj", "pfedme")
+"""Methods whose personal steps are their own; they refuse a regulariser."""
+
+
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_methods_with_steps_of_their_own_refuse_the_regulariser(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        build(name, {"local.regularizer": "ser"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, cls in methods().items() if issubclass(cls, FedAvg) and n not in OWN_STEPS],
+)
 def test_options_two_levels_down_survive_the_config(name: str) -> None:
     options = {"local.regularizer": "ser", "local.ser.rho": 0.25, "ser.when": "step", "lr": 0.05}
     method = build(name, options)
