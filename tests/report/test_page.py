@@ -88,7 +88,8 @@ def test_the_page_of_a_study_marks_the_best_and_the_failed(tmp_path: Path) -> No
     assert "constant predictor (reference)" in text
     assert "Mean over 2 seeds" in text
     circles = [attributes for tag, attributes in parser.tags if tag == "circle"]
-    assert len(circles) == 2 * 2 * 3 + 2 * 2 * len(ef.load("linear"))
+    # fedavg, local and the reference centralized; two seeds; fedprox has no result
+    assert len(circles) == 3 * 2 * (len(ef.load("synthetic")) + len(ef.load("linear")))
     assert all(150 <= float(c["cx"] or 0) <= 580 for c in circles)
     assert "evenfed study s/study.toml --out NEW" in text
 

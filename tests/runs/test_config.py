@@ -100,7 +100,9 @@ def test_labels_name_just_the_options_that_differ() -> None:
     config = parse_study(
         {"methods": "qffl:q=1,lr=0.3,qffl:q=2,lr=0.3,fedavg", "datasets": "loans:clients=3,loans"}
     )
-    assert config.method_labels() == ["qffl (q=1.0)", "qffl (q=2.0)", "fedavg"]
+    assert config.method_labels() == [
+        "qffl (q=1.0)", "qffl (q=2.0)", "fedavg", "local", "centralized",
+    ]  # fmt: skip
     assert config.dataset_labels() == ["loans (clients=3)", "loans"]
     assert config.planned()[0].name == "qffl-q=1.0-loans-clients=3-0"
 

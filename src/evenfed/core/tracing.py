@@ -27,6 +27,12 @@ Step = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
 """`(params, batch) -> outputs` (gradient's leaves, then extras), or the extras of a step."""
 
 
+def _apart(outputs: Sequence[Tensor], params: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The outputs, those that show a parameter's memory as copies."""
+    written = {p.untyped_storage().data_ptr() for p in params}
+    return [out.clone() if out.untyped_storage().data_ptr() in written else out for out in outputs]
+
+
 class Eager:
     """Runs a function as it is."""
 
@@ -45,15 +51,7 @@ class Eager:
         A step writes the parameters in place, so an output that shows one must be a copy.
         `batch` is the first one; `steady` are the positions in it that do not change.
         """
-
-        def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
-            written = {p.untyped_storage().data_ptr() for p in params}
-            return [
-                out.clone() if out.untyped_storage().data_ptr() in written else out
-                for out in self.function(*params, *batch, *context)
-            ]
-
-        return run
+        return lambda params, batch: _apart(self.function(*params, *batch, *context), params)
 
     def step(
         self,
@@ -92,14 +90,7 @@ class Traced(Eager):
         before, rest = self._variant("gradient", steady, len(batch), len(context))
         fixed = before(*(batch[i] for i in steady), *context)
 
-        def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
-            written = {p.untyped_storage().data_ptr() for p in params}
-            return [
-                out.clone() if out.untyped_storage().data_ptr() in written else out
-                for out in rest(*fixed, *params, *batch, *context)
-            ]
-
-        return run
+        return lambda params, batch: _apart(rest(*fixed, *params, *batch, *context), params)
 
     def step(
         self,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.metrics.bootstrap import SeedSummary
+from evenfed.runs import rendering
 from evenfed.runs import table as tables
 from evenfed.runs.plan import StudyConfig
 
@@ -143,12 +144,12 @@ class Study:
 
     def to_markdown(self, metrics: Sequence[str] | None = None) -> str:
         """Markdown; the best value of a column is bold."""
-        parts = [tables.markdown(part) for part in self.sections(metrics)]
+        parts = [rendering.markdown(part) for part in self.sections(metrics)]
         return "\n".join([*parts, self.legend("Bold")]) + "\n"
 
     def to_latex(self, metrics: Sequence[str] | None = None) -> str:
         """LaTeX with booktabs; the best value of a column is bold."""
-        parts = [tables.latex(part) for part in self.sections(metrics)]
+        parts = [rendering.latex(part) for part in self.sections(metrics)]
         return "\n\n".join([*parts, f"% {self.legend('Bold')}"]) + "\n"
 
     def console(self, metrics: Sequence[str] | None = None, *, to: Console | None = None) -> str:
@@ -156,7 +157,7 @@ class Study:
         text = StringIO()
         out = to or Console(file=text, width=200, highlight=False)
         for part in self.sections(metrics):
-            for table in tables.console_tables(part, out.width):
+            for table in rendering.console_tables(part, out.width):
                 out.print(table)
             for note in part.notes:
                 out.print(f"  {note}", markup=False, highlight=False)

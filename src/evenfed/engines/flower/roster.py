@@ -112,7 +112,8 @@ class Roster:
         A client whose node comes back in the meantime, under a new number, is asked again.
         """
         end = time.monotonic() + timeout
-        if time.monotonic() - self._looked > _LOOK * self.pause:
+        missing = not all(self._there(name) for name in contents)
+        if missing or time.monotonic() - self._looked > _LOOK * self.pause:
             self.look()
         found: dict[str, Message | str] = {}
         open_: dict[str, str] = {}
