@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import moocore
 import numpy as np
 import numpy.typing as npt
-import scipy.stats
 
 from evenfed.core.counts import Counts
 from evenfed.core.errors import DataError
@@ -225,7 +224,9 @@ def monotonicity(points: npt.ArrayLike) -> dict[str, float]:
 def _tau(order: npt.NDArray[np.int64], values: FloatArray) -> float:
     if len(values) < 2 or (values == values[0]).all():
         return float("nan")
-    return float(scipy.stats.kendalltau(order, values).statistic)
+    from scipy.stats import kendalltau  # half a second that most runs need not wait for
+
+    return float(kendalltau(order, values).statistic)
 
 
 def monotone(points: npt.ArrayLike) -> npt.NDArray[np.int64]:
