@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 
 from evenfed.core.errors import DataError
 from evenfed.core.examples import Examples
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evenfed.data.inputs import Inputs
 
 Kind = Literal["binary", "multiclass", "regression"]
 Split = Literal["train", "val", "test"]
@@ -113,6 +118,10 @@ class FederatedDataset:
         Number of clients, needed with a function.
     clusters : array of int, optional
         True cluster of every client, where it is known (FOCUS).
+    inputs : Inputs, or mapping of client to Inputs, optional
+        How raw rows became the features: of all clients alike, or of each client by its own rows.
+    rows : callable, optional
+        Raw rows of a client (by name) in a split.
 
     Examples
     --------
@@ -129,8 +138,12 @@ class FederatedDataset:
         *,
         size: int | None = None,
         clusters: Sequence[int] | None = None,
+        inputs: Inputs | Mapping[str, Inputs] | None = None,
+        rows: Callable[[str, Split], pd.DataFrame] | None = None,
     ) -> None:
         self.schema = schema
+        self.inputs = inputs
+        self.rows = rows
         self.clusters = None if clusters is None else tuple(int(c) for c in clusters)
         self._make = clients if callable(clients) else None
         self._clients = None if callable(clients) else list(clients)
@@ -193,14 +206,20 @@ class FederatedDataset:
         if self._make is not None:
             raise DataError("a lazy population has no order to change")
         clusters = None if self.clusters is None else [self.clusters[i] for i in order]
-        return FederatedDataset(self.schema, [self.client(i) for i in order], clusters=clusters)
+        return FederatedDataset(
+            self.schema, [self.client(i) for i in order],
+            clusters=clusters, inputs=self.inputs, rows=self.rows,
+        )  # fmt: skip
 
     def with_schema(self, **changes: object) -> FederatedDataset:
         """A copy with fields of the schema replaced."""
         schema = replace(self.schema, **changes)  # type: ignore[arg-type]
         source = self._make if self._clients is None else self._clients
         assert source is not None
-        return FederatedDataset(schema, source, size=self._size, clusters=self.clusters)
+        return FederatedDataset(
+            schema, source, size=self._size,
+            clusters=self.clusters, inputs=self.inputs, rows=self.rows,
+        )  # fmt: skip
 
 
 def check_clients(schema: Schema, clients: Sequence[ClientData]) -> None:

@@ -21,6 +21,7 @@ from evenfed.data.dataset import (
     stable_key,
 )
 from evenfed.data.fitting import Fit
+from evenfed.data.inputs import Columns
 from evenfed.data.preprocess import Preprocessor, Scale, Spec
 from evenfed.data.table import Rows, Table
 
@@ -149,7 +150,14 @@ def prepare(
         notes=(*table.notes, *_group_notes(table, rows)),
         ledger=ledger,
     )
-    return Prepared(FederatedDataset(schema, clients), preprocessors, rows)
+    code = table.groups if coded else None
+    inputs = {name: Columns(fitted, code) for name, fitted in preprocessors.items()}
+    dataset = FederatedDataset(
+        schema, clients,
+        inputs=inputs if fit == "client" else next(iter(inputs.values())),
+        rows=lambda name, split: table.frame.iloc[rows[name][split]],
+    )  # fmt: skip
+    return Prepared(dataset, preprocessors, rows)
 
 
 def split_client(

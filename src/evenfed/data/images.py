@@ -18,6 +18,7 @@ from evenfed.core.errors import ConfigError, DataError
 from evenfed.core.examples import Examples
 from evenfed.data.dataset import ClientData, FederatedDataset, Groups, Schema
 from evenfed.data.files import locate
+from evenfed.data.inputs import Array
 from evenfed.data.partition import (
     IID,
     ByColumn,
@@ -283,7 +284,8 @@ def federate(
         notes=notes,
     )
     clusters = rotations.clusters(len(parts)) if rotations else None
-    return FederatedDataset(schema, made, clusters=clusters)
+    inputs = Array(shape, train.scale)
+    return FederatedDataset(schema, made, clusters=clusters, inputs=inputs)
 
 
 def _shared(train: ImagePool, test: ImagePool, partition: ByColumn) -> bool:

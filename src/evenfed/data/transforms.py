@@ -113,4 +113,7 @@ class LabelNoise:
             return replace(made, train=replace(made.train, y=labels))
 
         source = client if data.lazy else [client(k) for k in range(len(data))]
-        return FederatedDataset(data.schema, source, size=len(data), clusters=data.clusters)
+        return FederatedDataset(
+            data.schema, source, size=len(data),
+            clusters=data.clusters, inputs=data.inputs, rows=data.rows,
+        )  # fmt: skip

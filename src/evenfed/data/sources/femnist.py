@@ -10,6 +10,7 @@ from evenfed.core.errors import ConfigError
 from evenfed.data.dataset import ClientData, FederatedDataset, Schema
 from evenfed.data.files import locate
 from evenfed.data.images import ImageOptions, ImagePool, federate
+from evenfed.data.inputs import Array
 from evenfed.data.partition import ByColumn, Partitioner
 from evenfed.data.registry import SourceInfo
 from evenfed.data.split import split_rows
@@ -100,7 +101,7 @@ def load(
         class_names=CLASSES,
         notes=INFO.notes,
     )
-    return FederatedDataset(schema, made)
+    return FederatedDataset(schema, made, inputs=Array(schema.shape, train.scale))
 
 
 def _read() -> tuple[ImagePool, ImagePool, list[str]]:

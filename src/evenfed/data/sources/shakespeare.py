@@ -19,6 +19,7 @@ from evenfed.core.errors import ConfigError, DataError
 from evenfed.core.examples import Examples
 from evenfed.data.dataset import ClientData, FederatedDataset, Schema
 from evenfed.data.files import locate
+from evenfed.data.inputs import Tokens
 from evenfed.data.partition import Partitioner, no_partition
 from evenfed.data.registry import SourceInfo
 
@@ -140,7 +141,8 @@ def from_roles(
         vocabulary=len(VOCABULARY),
         notes=INFO.notes,
     )
-    return FederatedDataset(schema, made)
+    inputs = Tokens(length, VOCABULARY, len(VOCABULARY))
+    return FederatedDataset(schema, made, inputs=inputs)
 
 
 def read_roles(text: str) -> dict[str, str]:
