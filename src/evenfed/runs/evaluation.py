@@ -114,6 +114,27 @@ class Evaluation:
             columns |= {name: values[name] for name in _BY_CLIENT if name in values}
         return pd.DataFrame(columns, index=pd.Index(self.names, name="client"))
 
+    def cells(self) -> pd.DataFrame:
+        """One row a (client, group) with examples: how many, right ones, sum of losses.
+
+        With two classes also how many are `positive`, are predicted so (`selected`), and both
+        (`found`), from which every rate and its interval follow.
+        """
+        confusion = np.asarray(self.counts.confusion.numpy(), dtype=np.float64)
+        columns: dict[str, Any] = {"examples": confusion.sum((-2, -1))}
+        if not self.regression:
+            columns["right"] = np.einsum("kgcc->kg", confusion)
+        columns["loss"] = np.asarray(self.counts.loss.numpy(), dtype=np.float64).sum(-1)
+        if confusion.shape[-1] == 2:
+            columns["positive"] = confusion[..., 1, :].sum(-1)
+            columns["selected"] = confusion[..., 1].sum(-1)
+            columns["found"] = confusion[..., 1, 1]
+        rows = [self.names, self.schema.groups.labels]
+        index = pd.MultiIndex.from_product(rows, names=["client", "group"])
+        frame = pd.DataFrame({k: v.reshape(-1) for k, v in columns.items()}, index=index)
+        whole = [name for name in frame.columns if name != "loss"]
+        return frame[frame["examples"] > 0].astype(dict.fromkeys(whole, "int64"))
+
     def intervals(
         self, *, seed: int = 0, level: float = 0.95, n: int = 1000
     ) -> dict[str, Interval]:

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from evenfed.core.tree import Tree
 
 CONFIG, HISTORY, RESULT = "config.toml", "history.jsonl", "result.json"
 CLIENTS, CHECKPOINT, REPORT = "clients.parquet", "checkpoint.safetensors", "report.html"
+CELLS, FRONT = "cells.parquet", "front.json"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -190,13 +192,21 @@ class RunFolder:
     def _states(self, round: int) -> Path:
         return self.path / f"states-{round:06d}.safetensors"
 
-    def save_result(self, result: dict[str, Any], clients: pd.DataFrame) -> None:
-        """Save the measured values; the presence of this file says that the run is finished."""
-        handle, name = tempfile.mkstemp(dir=self.path, prefix=f".{CLIENTS}.")
-        os.close(handle)
-        clients.to_parquet(name)
-        os.chmod(name, 0o644)
-        os.replace(name, self.path / CLIENTS)
+    def save_result(
+        self,
+        result: dict[str, Any],
+        clients: pd.DataFrame,
+        cells: pd.DataFrame | None = None,
+        front: dict[str, Any] | None = None,
+    ) -> None:
+        """Save the measured values; the presence of the result says that the run is finished."""
+        for name, table in ((CLIENTS, clients), (CELLS, cells)):
+            if table is not None:
+                content = BytesIO()
+                table.to_parquet(content)
+                write_atomically(self.path / name, content.getvalue())
+        if front is not None:
+            write_atomically(self.path / FRONT, json.dumps(front).encode())
         text = json.dumps(result, indent=1, allow_nan=True)
         write_atomically(self.path / RESULT, text.encode())
 
@@ -211,7 +221,9 @@ class RunFolder:
     def clear_leftovers(self) -> None:
         """Remove temporary files that a killed process left."""
         for path in self.path.iterdir():
-            if re.match(r"\.(config|history|result|clients|checkpoint|states|report)", path.name):
+            if re.match(
+                r"\.(config|history|result|clients|cells|front|checkpoint|states|report)", path.name
+            ):
                 path.unlink()
 
 

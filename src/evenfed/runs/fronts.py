@@ -34,6 +34,8 @@ from evenfed.runs.runner import Runner
 
 MODELS = 1001
 """Preferences of a front: equal steps from 0 to 1."""
+RECORDED = 101
+"""Preferences of the front that a run folder keeps."""
 
 
 def preferred(method: Method) -> Preferred:
@@ -200,6 +202,22 @@ def front_summary(fronts: list[Front], united: Front | None) -> dict[str, float]
     return found
 
 
+def front_part(front: Front) -> dict[str, Any]:
+    """A front in whole numbers: by preference and group, errors, and those predicted positive.
+
+    `selected` and `found` (predicted and truly positive) are there with two classes.
+    """
+    confusion = front.counts.confusion.numpy()  # (N, G, C, C)
+    sizes = confusion.sum((-2, -1))
+    right = np.einsum("ngcc->ng", confusion)
+    part = {"examples": sizes[0], "errors": sizes - right}
+    if confusion.shape[-1] == 2:
+        part["positive"] = confusion[0, :, 1].sum(-1)
+        part["selected"], part["found"] = confusion[..., 1].sum(-1), confusion[..., 1, 1]
+    disparity = [None if np.isnan(d) else round(float(d), 6) for d in front.points[:, 1]]
+    return {k: v.astype(int).tolist() for k, v in part.items()} | {"disparity": disparity}
+
+
 def index_of(data: FederatedDataset, client: str | int | None) -> int | None:
     """The index of a client given by name or index; None stays None."""
     if client is None or isinstance(client, int):
@@ -274,6 +292,34 @@ class WithFronts:
         method = preferred(self._runner.method)
         united = self.front(split, models=models) if method.united_in(self._runner.server) else None
         return pd.Series(front_summary(own, united), name=method.name)
+
+    def front_record(self, models: int = RECORDED) -> dict[str, Any] | None:
+        """Fronts on validation and test data, global and of every client, for the report.
+
+        None where the method has one model. Parts without examples are null.
+        """
+        if not self.has_fronts:
+            return None
+        runner = self._runner
+        clients = np.sort(runner.evaluated_clients()).tolist()
+        united = preferred(runner.method).united_in(runner.server)
+
+        def part(split: Split, client: int | None) -> dict[str, Any] | None:
+            sizes = runner.data.sizes(split)
+            if sizes is not None and not sizes[clients if client is None else client].sum():
+                return None
+            return front_part(self.front(split, client, models=models))
+
+        def both(client: int | None) -> dict[str, Any]:
+            return {"val": part("val", client), "test": part("test", client)}
+
+        return {
+            "preferences": [round(float(p), 6) for p in grid(models)],
+            "disparity": demographic_parity_to_overall.__name__,
+            "groups": list(runner.data.schema.groups.labels),
+            "global": both(None) if united else None,
+            "clients": {runner.data.client(i).name: both(i) for i in clients},
+        }
 
     def _front_counts(self, split: Split, deploy: str, preferences: Tensor) -> Counts:
         key = (split, deploy, tuple(preferences.tolist()))

@@ -28,10 +28,12 @@ from evenfed.methods.base import Certificate, Method
 from evenfed.metrics.bootstrap import Interval
 from evenfed.metrics.excess import FAA
 from evenfed.metrics.geometry import geometry
+from evenfed.runs import reporting
 from evenfed.runs.config import RunConfig
 from evenfed.runs.evaluation import Evaluation
 from evenfed.runs.excess import Clusters, faa_of
 from evenfed.runs.fronts import WithFronts, index_of, preferred
+from evenfed.runs.record import Record
 from evenfed.runs.runner import Runner
 
 
@@ -99,6 +101,24 @@ class Result(WithFronts):
             trained = dict(zip(self.data.names, self.data.sizes("train"), strict=True))  # type: ignore[arg-type]
             frame.insert(0, "trained_on", [int(trained[name]) for name in frame.index])
         return frame
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The history as its lines."""
+        return self._runner.history
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row a (client, group) on test data; see `Evaluation.cells`."""
+        return self.evaluation("test").cells()
+
+    def record(self) -> Record:
+        """All that the report of this run shows."""
+        return Record.of(self)
+
+    def report(self, path: Path | str) -> Path:
+        """Write the report as one HTML file, and return its path."""
+        return reporting.write(self.record(), path)
 
     @property
     def groups(self) -> pd.DataFrame:

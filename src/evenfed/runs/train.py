@@ -183,7 +183,7 @@ def _finish(runner: Runner, config: RunConfig, folder: RunFolder | None) -> Resu
     runner.run()
     result = Result(runner, config, None if folder is None else folder.path)
     if folder is not None and not folder.finished:
-        folder.save_result(result.measured(), result.clients)
+        folder.save_result(result.measured(), result.clients, result.cells, result.front_record())
     return result
 
 
