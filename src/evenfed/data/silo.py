@@ -7,7 +7,7 @@ where the file is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,13 +15,19 @@ import numpy as np
 import pandas as pd
 
 from evenfed.core.errors import ConfigError, DataError, suggest
-from evenfed.data.dataset import SPLITS, ClientData, Groups, Kind, Schema, Split, check_clients
+from evenfed.data.dataset import SPLITS, ClientData, Kind, Schema, Split, check_clients
 from evenfed.data.federate import examples_of, split_client
 from evenfed.data.preprocess import Missing, Preprocessor, Scale, Spec, level_codes
+from evenfed.data.problems import DataProblemsError, raise_if_any
+from evenfed.data.silo_checks import MISSING, check, groups_of
+from evenfed.data.silo_files import Part, as_levels, read_frame
 from evenfed.data.table import Rows, Table
 
 SILOS = "silos"
 """The name of data that are silo files; no source of the registry has it."""
+
+PLACES = ("files", "client_column")
+"""Options of a config that say where silos lie on this machine; nodes have their own files."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,11 @@ class SiloSchema:
             raise ConfigError("data of silos need features: data.numeric or data.categorical")
         return cls(**values)
 
+    @classmethod
+    def of_config(cls, options: Mapping[str, Any]) -> Self:
+        """From the options of a config, which may also say where the files lie."""
+        return cls.of({name: value for name, value in options.items() if name not in PLACES})
+
     def table(self) -> dict[str, Any]:
         """Inverse of `of`."""
         return asdict(self)
@@ -113,20 +124,38 @@ class Silo:
 
     @classmethod
     def read(cls, path: Path, schema: SiloSchema, name: str) -> Silo:
-        """Read a CSV or Parquet file; columns and values that do not fit are refused by name."""
-        frame = _frame(path)
+        """Read a CSV or Parquet file; everything that does not fit is refused at once."""
+        if not path.is_file():
+            raise DataError(f"file '{path}' does not exist")
+        # a node's message says which file, not where on its disk
+        frame, problems = read_frame(path)
+        if frame is None:
+            raise DataProblemsError([replace(p, file=path.name) for p in problems])
+        part = Part(name, Path(path.name), frame)
+        named = {*schema.numeric, *schema.categorical, *schema.sensitive, schema.label}
+        problems = [replace(p, file=path.name) for p in problems if p.column in named]
+        raise_if_any([*problems, *check(part, schema)])
+        return cls.of(part, schema)
+
+    @classmethod
+    def of(cls, part: Part, schema: SiloSchema) -> Silo:
+        """Rows that have been checked."""
+        named = [*schema.numeric, *schema.categorical, *schema.sensitive, schema.label]
+        frame = part.frame[list(dict.fromkeys(named))].copy()
+        words = {*schema.categorical, *schema.sensitive}
+        words |= set() if schema.kind == "regression" else {schema.label}
+        for column in words:
+            frame[column] = as_levels(frame[column])
+        for column in schema.sensitive:
+            if schema.missing.get(column) == "indicator":
+                frame[column] = frame[column].fillna(MISSING)
         table = Table(
             SILOS, frame, label=schema.label, numeric=schema.numeric,
             categorical=schema.categorical, sensitive=schema.sensitive, kind=schema.kind,
-            classes=schema.classes, levels=schema.levels, missing=schema.missing, origin=path.name,
+            classes=schema.classes, levels=schema.levels, missing=schema.missing,
+            origin=str(part.path),
         )  # fmt: skip
-        for column in schema.spec.numeric + schema.spec.categorical:
-            if schema.spec.policy(column) == "error" and table.frame[column].isna().any():
-                raise DataError(
-                    f"{table.where}column '{column}' has missing values; the run's schema has no "
-                    "data.missing for it"
-                )
-        return cls(name, table, schema)
+        return cls(part.client, table, schema)
 
     def seen_levels(self) -> dict[str, list[str]]:
         """Levels of the columns that silos must agree on."""
@@ -159,7 +188,6 @@ def schema_of(
     schema: SiloSchema, preprocessor: Preprocessor, ledger: tuple[str, ...] = ()
 ) -> Schema:
     """The schema of the federated dataset that the silos make."""
-    levels = tuple(tuple(schema.levels[column]) for column in schema.sensitive)
     names = schema.classes
     if schema.kind == "binary" and not names:
         names = ("0", "1")
@@ -172,17 +200,6 @@ def schema_of(
         features=features,
         label=schema.label,
         class_names=names,
-        groups=Groups(schema.sensitive, levels) if schema.sensitive else Groups(),
+        groups=groups_of(schema),
         ledger=ledger,
     )
-
-
-def _frame(path: Path) -> pd.DataFrame:
-    try:
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        return pd.read_csv(path)
-    except FileNotFoundError as error:
-        raise DataError(f"file '{path}' does not exist") from error
-    except (ValueError, OSError) as error:
-        raise DataError(f"file '{path.name}' cannot be read ({type(error).__name__})") from error
