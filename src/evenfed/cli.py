@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evenfed import __version__, cli_flower
+from evenfed import __version__, cli_flower, cli_silos
 from evenfed.core.errors import ConfigError, EvenfedError
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except EvenfedError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            listed = hasattr(error, "problems")  # a line each, where everything is told at once
+            text = str(error) if listed else " ".join(str(error).split())
+            typer.echo(f"error: {text}", err=True)
             raise typer.Exit(2) from error
 
 
@@ -62,6 +64,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 Out = Annotated[Path | None, typer.Option(help="Folder; by default a new one below runs/.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")]
+_NO_SILOS = cli_silos.SiloArguments()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a study.")]
 
 
@@ -84,6 +87,7 @@ def _root(
 
 
 @app.command()
+@cli_silos.takes_silos
 def run(
     config: ConfigFile = None,
     method: Annotated[str | None, typer.Option(help="`evenfed methods` lists them.")] = None,
@@ -99,6 +103,7 @@ def run(
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    silos: cli_silos.SiloArguments = _NO_SILOS,
 ) -> None:
     """Train one method on one dataset with one seed.
 
@@ -106,11 +111,14 @@ def run(
     participation.x, engine.x and keys of the file by name.
 
     Example: evenfed run --method fedprox --dataset loans --rounds 20 --set mu=0.1
+
+    Example: evenfed run --silos 'hospital_*.csv' --label died --sensitive sex --method pffl
     """
     from evenfed.runs.config import parse, read, with_settings
     from evenfed.runs.train import run_config
 
     table = {} if config is None else read(config)
+    table = cli_silos.with_data(table, silos, dataset, quiet, "data")
     given = {
         "method.name": method, "data.name": dataset, "data.clients": clients,
         "data.partition": partition, "rounds": rounds, "seed": seed, "engine.engine": engine,
@@ -128,6 +136,7 @@ def run(
 
 
 @app.command()
+@cli_silos.takes_silos
 def study(
     config: ConfigFile = None,
     methods: Annotated[
@@ -155,6 +164,7 @@ def study(
     format: Annotated[str, typer.Option(help="console, csv, markdown or latex.")] = "console",
     as_json: Json = False,
     quiet: Quiet = False,
+    silos: cli_silos.SiloArguments = _NO_SILOS,
 ) -> None:
     """Compare methods on datasets over seeds. With the --out of a broken study, go on with it.
 
@@ -173,6 +183,7 @@ def study(
     table = {} if config is None else read(config)
     if methods is not None:
         table["methods"] = methods
+    table = cli_silos.with_data(table, silos, datasets, quiet, "datasets")
     if datasets is not None:
         table["datasets"] = datasets
     if not references:

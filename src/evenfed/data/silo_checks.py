@@ -64,7 +64,7 @@ def _column(frame: pd.DataFrame, column: str, schema: SiloSchema) -> list[Proble
     policy = schema.missing.get(column, "error")
     if policy == "error" and values.isna().any():
         advice = "level" if sensitive or column in schema.categorical else "mean"
-        text = f"missing values; choose a policy, e.g. missing {column}={advice}"
+        text = f"missing values; choose a policy, e.g. --missing {column}={advice}"
         problems.append(in_rows(text, frame, values.isna().to_numpy()))
     if column in schema.numeric and not sensitive:
         return problems + _numbers(values)
@@ -153,7 +153,7 @@ def check_together(
                 Problem(
                     f"group '{label}' ({names}) has {n} row{'s'[: n > 1]} at all clients together, "
                     f"fewer than {smallest}: merge levels, use fewer sensitive columns, or lower "
-                    "smallest_group"
+                    "--smallest-group"
                 )
             )
     return problems, notes

@@ -210,7 +210,7 @@ class Learned:
         found = self.columns[column]
         if not found.present:
             self.problems.append(
-                Problem(f"column '{column}' has no value at any client: drop it")
+                Problem(f"column '{column}' has no value at any client: --drop it")
             )  # fmt: skip
         return 2 * found.numbers > found.present
 
@@ -233,7 +233,7 @@ class Learned:
         text = f"column '{column}' has {count} levels, more than {most}"
         if column in self.wanted.sensitive:
             return Problem(f"{text}: cut the sensitive column into a few bands")
-        return Problem(f"{text}: drop it if it names persons or dates, or raise max_levels")
+        return Problem(f"{text}: --drop it if it names persons or dates, or raise --max-levels")
 
     def _missing(
         self, numeric: Sequence[str], categorical: Sequence[str]
@@ -313,7 +313,7 @@ class Learned:
                 text = f"{label} has the classes {' and '.join(known)}, not '{wanted.favourable}'"
             known = (*(v for v in known if v != wanted.favourable), wanted.favourable)
         elif kind == "binary" and known not in PAIRS:
-            text = f"{label} has the classes {' and '.join(known)}: say which one is favourable"
+            text = f"{label} has the classes {' and '.join(known)}: say which is --favourable"
         if text:
             self.problems.append(Problem(text))
         return kind, known

@@ -11,8 +11,9 @@ import pandas as pd
 
 from evenfed.core.errors import ConfigError
 from evenfed.data import fitting
-from evenfed.data.dataset import FederatedDataset, Kind
-from evenfed.data.preprocess import Preprocessor, Scale
+from evenfed.data.dataset import ClientData, FederatedDataset, Kind, Schema
+from evenfed.data.inputs import Columns
+from evenfed.data.preprocess import Scale
 from evenfed.data.problems import Problem, raise_if_any
 from evenfed.data.silo import Silo, SiloSchema, schema_of
 from evenfed.data.silo_checks import check, check_together
@@ -102,7 +103,7 @@ class Silos:
         clients = [silo.client(fitted[name], seed) for name, silo in self.silos.items()]
         preprocessor = next(iter(fitted.values()))
         schema = replace(schema_of(self.schema, preprocessor, ledger), notes=self.notes)
-        return SiloDataset(schema, clients, self.options(), preprocessor)
+        return SiloDataset(schema, clients, self, Columns(preprocessor), seed)
 
 
 class SiloDataset(FederatedDataset):
@@ -110,14 +111,19 @@ class SiloDataset(FederatedDataset):
 
     def __init__(
         self,
-        schema: Any,
-        clients: Sequence[Any],
-        options: dict[str, Any],
-        preprocessor: Preprocessor,
+        schema: Schema,
+        clients: Sequence[ClientData],
+        silos: Silos,
+        inputs: Columns,
+        seed: int,
     ) -> None:
-        super().__init__(schema, clients)
-        self.options = options
-        self.preprocessor = preprocessor
+        rows = {name: silo.splits(seed) for name, silo in silos.silos.items()}
+        super().__init__(
+            schema, clients, inputs=inputs,
+            rows=lambda name, split: silos.silos[name].table.frame.iloc[rows[name][split]],
+        )  # fmt: skip
+        self.options = silos.options()
+        self.parts = silos.parts
 
 
 def read_silos(

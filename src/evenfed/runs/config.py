@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import evenfed
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.data.registry import source_options
-from evenfed.data.silo import SILOS, SiloSchema
+from evenfed.data.silo import PLACES, SILOS, SiloSchema
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -67,7 +67,9 @@ class DataConfig(_Named):
     def completed(self) -> DataConfig:
         """A copy with the source's options written out, where a file can hold their defaults."""
         if self.name == SILOS:
-            return DataConfig(name=SILOS, **plain(SiloSchema.of(self.options).table()))
+            where = {k: v for k, v in self.options.items() if k in PLACES}
+            schema = SiloSchema.of_config(self.options)
+            return DataConfig(name=SILOS, **plain({**where, **schema.table()}))
         defaults = {k: v for k, v in source_options(self.name).items() if _is_plain(v)}
         given = self.model_dump(exclude_none=True)
         return DataConfig(**{**plain(defaults), **given})

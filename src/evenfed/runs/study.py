@@ -19,6 +19,7 @@ from evenfed.core.errors import (
 )
 from evenfed.data.dataset import FederatedDataset
 from evenfed.data.registry import COMMON, source_options
+from evenfed.data.silo import SILOS, SiloSchema
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -218,6 +219,9 @@ def _trial(
 
 def _check_options(data: StudyData) -> None:
     """Refuse a wrong name or option before the first run."""
+    if data.name == SILOS:
+        SiloSchema.of_config(data.options)
+        return
     known = [*COMMON, *source_options(data.name)]
     for option in data.options:
         if option not in known:

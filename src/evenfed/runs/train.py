@@ -10,6 +10,8 @@ from evenfed.core.errors import ConfigError
 from evenfed.core.task import Loss
 from evenfed.data.dataset import FederatedDataset
 from evenfed.data.registry import load
+from evenfed.data.silo import SILOS
+from evenfed.data.silos import SiloDataset, silos_of_config
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -20,6 +22,7 @@ from evenfed.runs.config import (
     RunConfig,
     method_table,
     parse,
+    plain,
     read,
     versions,
 )
@@ -82,9 +85,10 @@ def train(
     takes = as_participation(participation)
     runs_on = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     name = model if isinstance(model, str) else "own"
+    found = data.options if isinstance(data, SiloDataset) else {}
     config = RunConfig(
         method=method_table(chosen),
-        data=DataConfig(name=data.schema.name),
+        data=DataConfig(name=data.schema.name, **plain(found)),
         model=ModelConfig(name=name),
         participation=asdict(takes),
         engine=asdict(runs_on),
@@ -196,6 +200,10 @@ def _settings(config: RunConfig) -> Settings:
 
 def load_data(config: DataConfig, seed: int) -> FederatedDataset:
     """The data that a config names."""
+    if config.name == SILOS:
+        if config.clients is not None or config.partition is not None:
+            raise ConfigError("silo files are the clients: leave data.clients and partition out")
+        return silos_of_config(config.options).federated(seed)
     return load(
         config.name,
         clients=config.clients,

@@ -135,7 +135,7 @@ class _Run:
     def _first_data(self) -> dict[str, Any]:
         config, seed = self.config.data, self.config.seed
         if config.name == SILOS:
-            return silo_data(SiloSchema.of(config.options), seed)
+            return silo_data(SiloSchema.of_config(config.options), seed)
         table = config.model_dump(exclude_none=True)
         return {"name": config.name, "config": table, "seed": seed}
 
@@ -188,7 +188,7 @@ class _Run:
             names = sorted(self.roster.nodes)
             agreement = Agreement(self.roster, names, self.common, self.options.timeout)
             schema, self.data, sizes = agreement.reach(
-                SiloSchema.of(self.config.data.options), self.config.seed
+                SiloSchema.of_config(self.config.data.options), self.config.seed
             )
             return RemoteDataset(schema, sizes)
         named = load_data(self.config.data, self.config.seed)

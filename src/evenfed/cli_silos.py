@@ -1,0 +1,127 @@
+"""Options of the command line about own silo files, and the command that gives advice on data."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenfed.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenfed.data.silos import Silos
+
+_PANEL = "Own silo files"
+
+
+def _option(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=_PANEL, **more)
+
+
+@dataclass(frozen=True)
+class SiloArguments:
+    """What the command line says about silo files; None where it says nothing."""
+
+    silos: Annotated[
+        list[str] | None,
+        _option("CSV or Parquet files, one a client: a path or a pattern in quotes. Repeatable."),
+    ] = None
+    label: Annotated[str | None, _option("Column to predict.")] = None
+    sensitive: Annotated[str | None, _option("Columns whose levels are the groups: sex,race.")] = (
+        None
+    )
+    client_column: Annotated[
+        str | None, _option("Column that names the client, where a file holds several.")
+    ] = None
+    features: Annotated[str | None, _option("Columns to use; default: all others.")] = None
+    drop: Annotated[str | None, _option("Columns not to use.")] = None
+    missing: Annotated[
+        str | None,
+        _option("Policies: age=mean,smoker=level; mean, mode, level, zeros; *=level for all."),
+    ] = None
+    kind: Annotated[
+        str | None, _option("binary, multiclass or regression; default: inferred.")
+    ] = None  # fmt: skip
+    favourable: Annotated[str | None, _option("The favourable one of two classes.")] = None
+    numeric: Annotated[str | None, _option("Columns that are numbers, if not inferred.")] = None
+    categorical: Annotated[str | None, _option("Columns that are levels, if not inferred.")] = None
+    max_levels: Annotated[int | None, _option("Most levels of a column of words: 50.")] = None
+    smallest_group: Annotated[int | None, _option("Fewest rows of a group: 10.")] = None
+    schema: Annotated[
+        Path | None, _option("Record of the schema; default: silos.toml beside the files.")
+    ] = None  # fmt: skip
+    relearn: Annotated[bool, _option("Write the record anew.", "--relearn")] = False
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, False, [])}
+
+    def read(self, quiet: bool) -> Silos | None:
+        """Read and check the files, and show what was learnt of them; None without --silos."""
+        given = self.given()
+        if not self.silos:
+            if given:
+                flag = next(iter(given)).replace("_", "-")
+                raise ConfigError(f"--{flag} is about silo files: name them with --silos")
+            return None
+        from evenfed.data.silos import recorded_silos
+
+        files = given.pop("silos")
+        found, path, written = recorded_silos(files, **given)
+        if not quiet:
+            for line in found.lines():
+                typer.echo(line, err=True)
+            did = "schema written to" if written else "schema checked against"
+            typer.echo(f"{did} {path}", err=True)
+        return found
+
+
+def takes_silos(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `SiloArguments`; it takes them as `silos`."""
+    hints = typing.get_type_hints(SiloArguments, include_extras=True)
+    own, types = inspect.signature(command), typing.get_type_hints(command, include_extras=True)
+    names = [f.name for f in fields(SiloArguments)]
+    added = [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
+        )
+        for f in fields(SiloArguments)
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        said = SiloArguments(**{name: values.pop(name) for name in names})
+        command(**values, silos=said)
+
+    kept = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[p.name])
+        for p in own.parameters.values()
+        if p.name != "silos"
+    ]
+    wrapper.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    before = {k: v for k, v in types.items() if k != "silos"}
+    wrapper.__annotations__ = {**before, **{name: hints[name] for name in names}}
+    return wrapper
+
+
+def with_data(
+    table: dict[str, Any], silos: SiloArguments, dataset: str | None, quiet: bool, key: str
+) -> dict[str, Any]:
+    """The table of a run (`key` "data") or a study ("datasets"), with the silo files in it."""
+    found = silos.read(quiet)
+    if found is None:
+        return table
+    if dataset is not None:
+        flag = "--dataset" if key == "data" else "--datasets"
+        raise ConfigError(f"--silos and {flag} both name the data: give one")
+    from evenfed.data.silo import SILOS
+
+    data = {"name": SILOS, **found.options()}
+    return {**table, key: data if key == "data" else [data]}
