@@ -12,6 +12,7 @@ data folder.
 from __future__ import annotations
 
 import argparse
+import gc
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -121,6 +122,8 @@ def train(
         observer=watch,
     )  # fmt: skip
     watch.runner.run()
+    watch.runner = None
+    gc.collect()  # what tracing leaves holds the data
     return watch.found
 
 

@@ -1,12 +1,15 @@
 """What SER does, beside its controls: curvature, signs, accuracy, over seeds.
 
-python -m benchmarks.ser_study [--dataset mnist|digits] [--seeds 0,1,2,3,4] [--regime full|mini|all]
+python -m benchmarks.ser_study [table]  [--dataset digits|mnist] [--regime mini|full|all]
+python -m benchmarks.ser_study choose   [--seeds 10,11,12,13,14]
 
 Every arm trains on the same clients, batches and first weights, so that arms are compared in
 pairs, seed by seed. The arm "none" is `rho = 0`: FedAvg, and at the end a local round at every
-client. Tables say the mean over seeds, and in brackets the mean paired difference to "none" with
-half of its 95 % interval (Student's t). Finished runs are kept in benchmarks/results
-and not repeated.
+client. `table` says the mean over seeds, and in brackets the mean paired difference to "none" with
+half of its 95 % interval (Student's t). Each form of SER has its controls: a random direction of
+the same norm, the plain step scaled to the same norm, and the rate at which a plain first round is
+as long. Finished runs are kept in benchmarks/results and not repeated. `choose` looks at validation
+data alone, on seeds that the table does not use: where the default comes from.
 """
 
 from __future__ import annotations
@@ -30,27 +33,50 @@ from evenfed.runs.config import RunConfig, method_table
 from evenfed.runs.runner import Runner, Settings, Silent, build_task
 
 RESULTS = Path(__file__).parent / "results"
-# the cohort's size throughout, so that few shapes are traced
-ENGINE = ef.EngineOptions("vectorized", workers=1, chunk=5)
-ROUNDS, STEPS, RATE, COHORT = 25, 10, 0.12, 5
-REGIMES = {"full": {"batch": 0, "steps": STEPS}, "mini": {"batch": 20, "steps": STEPS}}
+ROUNDS, STEPS, RATE = 25, 10, 0.12
+COHORTS = {"mnist": 5, "digits": 4}
+REGIMES = {"mini": {"batch": 20, "steps": STEPS}, "full": {"batch": 0, "steps": STEPS}}
+
+POSTHOC = {"ser.when": "posthoc", "ser.rho": 0.1, "ser.through": False}
+STEP = {"ser.when": "step", "ser.rho": 0.3, "ser.through": True}
+FIFTH = {"ser.when": "interval", "ser.rho": 0.3, "ser.through": True}
+GATE = {"ser.mode": "gate", "ser.rho": 0.5}
+FORMS = {"posthoc 0.1": POSTHOC, "every 5th 0.3": FIFTH, "step 0.3": STEP, "gate 0.5": GATE}
+
+
+def controls(name: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a form must beat. `matched` stands for its rate, found when the arm runs."""
+    found: dict[str, dict[str, Any]] = {name: options}
+    if "ser.mode" not in options:
+        found[f"{name}, random"] = {**options, "ser.control": "random"}
+    found[f"{name}, shrink"] = {**options, "ser.control": "shrink"}
+    found[f"{name}, rate"] = {"ser.rho": 0.0, "matched": options}
+    return found
+
 
 ARMS: dict[str, dict[str, Any]] = {
     "none": {"ser.rho": 0.0},
     "lr x0.5": {"ser.rho": 0.0, "lr": RATE / 2},
-    "posthoc 0.01": {"ser.rho": 0.01},
-    "posthoc 0.1": {"ser.rho": 0.1},
-    "posthoc 0.1, random": {"ser.rho": 0.1, "ser.control": "random"},
-    "posthoc 0.1, shrink": {"ser.rho": 0.1, "ser.control": "shrink"},
-    "posthoc 0.1, through": {"ser.rho": 0.1, "ser.through": True},
-    "posthoc 0.1, adaptive": {"ser.rho": 0.1, "adaptive": True},
-    "step 0.3": {"ser.rho": 0.3, "ser.when": "step"},
-    "step 0.3, random": {"ser.rho": 0.3, "ser.when": "step", "ser.control": "random"},
-    "step 0.3, shrink": {"ser.rho": 0.3, "ser.when": "step", "ser.control": "shrink"},
-    "step 0.3, through": {"ser.rho": 0.3, "ser.when": "step", "ser.through": True},
-    "every 5th 0.3": {"ser.rho": 0.3, "ser.when": "interval"},
-    "posthoc 0.3": {"ser.rho": 0.3},
-    "gate 0.5": {"ser.rho": 0.5, "ser.mode": "gate"},
+    **{arm: o for name, options in FORMS.items() for arm, o in controls(name, options).items()},
+    "step 0.3, held": {**STEP, "ser.through": False},
+    "step 0.3, entropy": {**STEP, "ser.objective": "entropy"},
+    "step 0.3, coordinates": {**STEP, "ser.axis": "coordinates"},
+    "step 0.3, adaptive": {**STEP, "adaptive": True},
+    "posthoc 0.01": {**POSTHOC, "ser.rho": 0.01},
+    "posthoc 0.1, through": {**POSTHOC, "ser.through": True},
+    "posthoc 0.1, entropy": {**POSTHOC, "ser.objective": "entropy"},
+}
+
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "none": {"ser.rho": 0.0},
+    **{
+        f"{when}, rho = {rho:g}{', through' if through else ''}": {
+            "ser.when": when, "ser.rho": rho, "ser.through": through
+        }
+        for when in ("posthoc", "interval", "step")
+        for rho in (0.1, 0.3)
+        for through in (False, True)
+    },
 }  # fmt: skip
 
 COLUMNS = {
@@ -97,22 +123,50 @@ def on_some_clients(result: ef.Result) -> ef.Result:
     return some
 
 
-def measure(data: ef.FederatedDataset, seed: int, options: dict[str, Any]) -> dict[str, float]:
+def runner_of(name: str, data: ef.FederatedDataset, seed: int, options: dict[str, Any]) -> Runner:
     inputs = int(np.prod(data.schema.shape))
 
     def model() -> torch.nn.Module:
         return models.mlp(inputs, data.schema.classes, hidden=(64, 64))
 
-    method = build("ser", options)
-    curve = GlobalCurve()
-    runner = Runner(
-        method, data, build_task(data, model, seed=seed), Settings(ROUNDS, seed, 0),
-        participation=ef.Participation(number=COHORT), engine=ENGINE,
-        observer=curve,
+    cohort = COHORTS[name]
+    return Runner(
+        build("ser", options), data, build_task(data, model, seed=seed), Settings(ROUNDS, seed, 0),
+        # chunks as large as the cohort, so that few shapes are traced
+        participation=ef.Participation(number=cohort),
+        engine=ef.EngineOptions("vectorized", workers=1, chunk=cohort),
     )  # fmt: skip
-    curve.runner = runner
+
+
+def result_of(runner: Runner, seed: int) -> ef.Result:
     runner.run()
-    result = ef.Result(runner, RunConfig(method=method_table(method), rounds=ROUNDS, seed=seed))
+    table = method_table(runner.method)
+    return ef.Result(runner, RunConfig(method=table, rounds=ROUNDS, seed=seed))
+
+
+def matched_rate(name: str, data: ef.FederatedDataset, seed: int, options: dict[str, Any]) -> float:
+    """The rate at which a plain first round is as long as the one with these options."""
+
+    def length(more: dict[str, Any]) -> float:
+        runner = runner_of(name, data, seed, {"deploy": "global", **options, **more})
+        first = runner.server["params"]
+        new = runner.method.round(runner.federation, runner.server)["params"]
+        return float(sum((new[k] - first[k]).square().sum() for k in new)) ** 0.5
+
+    return float(options["lr"]) * length({}) / length({"ser.rho": 0.0})
+
+
+def measure(
+    name: str, data: ef.FederatedDataset, seed: int, options: dict[str, Any]
+) -> dict[str, float]:
+    if "matched" in options:
+        form = {**options, **options["matched"]}
+        rate = matched_rate(name, data, seed, {k: v for k, v in form.items() if k != "matched"})
+        options = {**{k: v for k, v in options.items() if k != "matched"}, "lr": rate}
+    runner = runner_of(name, data, seed, options)
+    curve = GlobalCurve()
+    curve.runner, runner.observer = runner, curve
+    result = result_of(runner, seed)
     found = on_some_clients(result).geometry(probes=30, rate=RATE).mean().to_dict()
     for kind, source in (("local", result), ("global", result.using(deploy="global"))):
         summary = source.summary()
@@ -122,7 +176,37 @@ def measure(data: ef.FederatedDataset, seed: int, options: dict[str, Any]) -> di
     reached = np.flatnonzero(np.array(curve.accuracy) >= 0.8)
     found["rounds_to"] = float(reached[0] + 1) if len(reached) else float(ROUNDS + 1)
     found["bytes_up"] = float(result.history["bytes_up"].sum())
+    found["lr"] = float(options["lr"])
     return {name: round(float(value), 6) for name, value in found.items()}
+
+
+def choose(name: str, regimes: list[str], seeds: list[int]) -> None:
+    """Validation loss and accuracy of the clients' own models."""
+    for regime in regimes:
+        print(f"\n{name}, {regime} batch, validation data, seeds {seeds}\n")
+        print("| arm | loss | accuracy, % |\n|---|---|---|")
+        base: list[np.ndarray] = []
+        for arm, options in CANDIDATES.items():
+            rows = []
+            for seed in seeds:
+                runner = runner_of(
+                    name, dataset(name, seed), seed, {"lr": RATE, **REGIMES[regime], **options}
+                )
+                summary = result_of(runner, seed).summary("val")
+                rows.append([summary["client_loss_mean"], 100 * summary["client_accuracy_mean"]])
+            values = np.array(rows).T
+            base = base or [*values]
+            cells = [
+                f"{v.mean():.{d}f}" + ("" if arm == "none" else paired(v - b, d))
+                for v, b, d in zip(values, base, (3, 1), strict=True)
+            ]
+            print(f"| {arm} | {' | '.join(cells)} |", flush=True)
+
+
+def paired(gap: np.ndarray, digits: int) -> str:
+    """The mean difference with half of its 95 % interval."""
+    half = stats.t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / len(gap) ** 0.5
+    return f" ({gap.mean():+.{digits}f} ± {half:.{digits}f})"
 
 
 def table(runs: dict[str, dict[str, float]], seeds: list[int]) -> str:
@@ -136,9 +220,7 @@ def table(runs: dict[str, dict[str, float]], seeds: list[int]) -> str:
             )
             cell = f"{values.mean():.{digits}f}"
             if arm != "none" and len(seeds) > 1:
-                gap = values - base
-                half = stats.t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / len(gap) ** 0.5
-                cell += f" ({gap.mean():+.{digits}f} ± {half:.{digits}f})"
+                cell += paired(values - base, digits)
             cells.append(cell)
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -146,13 +228,20 @@ def table(runs: dict[str, dict[str, float]], seeds: list[int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", choices=("mnist", "digits"), default="mnist")
-    parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--regime", choices=(*REGIMES, "all"), default="all")
+    parser.add_argument("what", nargs="?", choices=("table", "choose"), default="table")
+    parser.add_argument("--dataset", choices=tuple(COHORTS), default="digits")
+    parser.add_argument("--seeds")
+    parser.add_argument("--regime", choices=(*REGIMES, "all"), default="mini")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    seeds = [int(s) for s in given.seeds.split(",")]
-    for regime in list(REGIMES) if given.regime == "all" else [given.regime]:
+    usual = "10,11,12,13,14" if given.what == "choose" else "0,1,2,3,4"
+    seeds = [int(s) for s in (given.seeds or usual).split(",")]
+    regimes = list(REGIMES) if given.regime == "all" else [given.regime]
+    if given.what == "choose":
+        choose(given.dataset, regimes, seeds)
+        return
+    for regime in regimes:
+        RESULTS.mkdir(exist_ok=True)
         out = RESULTS / f"ser_{given.dataset}_{regime}.json"
         runs: dict[str, dict[str, float]] = json.loads(out.read_text()) if out.exists() else {}
         for seed in seeds:
@@ -162,7 +251,9 @@ def main() -> None:
                 if key in runs:
                     continue
                 begin = time.perf_counter()
-                runs[key] = measure(data, seed, {"lr": RATE, **REGIMES[regime], **options})
+                runs[key] = measure(
+                    given.dataset, data, seed, {"lr": RATE, **REGIMES[regime], **options}
+                )
                 print(f"{key}: {time.perf_counter() - begin:.0f} s", flush=True)
                 out.write_text(json.dumps(runs, indent=1) + "\n")
         print(f"\n{given.dataset}, {regime} batch\n\n{table(runs, seeds)}")

@@ -34,7 +34,7 @@ RATE = torch.tensor(LR, dtype=torch.float64)
 
 
 def local(batch: int = 8, **options: Any) -> LocalTraining:
-    options.setdefault("rho", RHO)
+    options = {"rho": RHO, "when": "posthoc", "through": False, **options}
     return LocalTraining(lr=LR, batch=batch, regularizer="ser", ser=SignEntropy(**options))
 
 
@@ -240,7 +240,8 @@ def test_optimizers_with_memory_take_corrections() -> None:
 
 
 def test_clipped_steps_count_with_their_clipped_length() -> None:
-    training = LocalTraining(lr=LR, batch=0, clip=0.01, regularizer="ser", ser=SignEntropy(rho=RHO))
+    ser = SignEntropy(rho=RHO, when="posthoc")
+    training = LocalTraining(lr=LR, batch=0, clip=0.01, regularizer="ser", ser=ser)
     move = flat(trees.subtract(train(training), START))
     assert float(move.norm()) <= LR * 0.01 * (1 + RHO) * 1.001
 

@@ -81,13 +81,13 @@ def test_bytes_do_not_depend_on_rho(
     ("cls", "options"),
     [
         (FedProx, {}),
-        (FedProx, {"when": "step"}),
+        (FedProx, {"when": "posthoc"}),
         (FedProx, {"mode": "gate"}),
-        (Scaffold, {}),
+        (Scaffold, {"when": "posthoc"}),
         (Scaffold, {"when": "interval", "interval": 2}),
         (Scaffold, {"when": "step", "control": "random"}),
         (QFFL, {}),
-        (QFFL, {"control": "shrink"}),
+        (QFFL, {"control": "shrink", "when": "posthoc"}),
     ],
 )
 def test_it_works_inside_other_methods_on_both_engines(
@@ -215,11 +215,11 @@ def test_methods_with_steps_of_their_own_refuse_the_regulariser(name: str) -> No
     [n for n, cls in methods().items() if issubclass(cls, FedAvg) and n not in OWN_STEPS],
 )
 def test_options_two_levels_down_survive_the_config(name: str) -> None:
-    options = {"local.regularizer": "ser", "local.ser.rho": 0.25, "ser.when": "step", "lr": 0.05}
+    options = {"local.regularizer": "ser", "local.ser.rho": 0.25, "ser.when": "posthoc", "lr": 0.05}
     method = build(name, options)
     local = method.local  # type: ignore[attr-defined]
     assert (local.regularizer, local.lr) == ("ser", 0.05)
-    assert local.ser == SignEntropy(rho=0.25, when="step")
+    assert local.ser == SignEntropy(rho=0.25, when="posthoc")
     table = method_table(method)
     assert build(table.name, table.options) == method
 

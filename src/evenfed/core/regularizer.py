@@ -83,11 +83,11 @@ class SignEntropy:
     Parameters
     ----------
     rho : float, optional
-        Strength; 0 turns it off. Default: 0.1 for "posthoc", 0.3 for "interval" and "step", 0.5
+        Strength; 0 turns it off. Default: 0.3 for "step" and "interval", 0.1 for "posthoc", 0.5
         for the gate.
-    when : {"posthoc", "interval", "step"}
-        One correction after the plain steps of a round, on its first batch; at every
-        `interval`-th step; at every step.
+    when : {"step", "interval", "posthoc"}
+        At every step; at every `interval`-th step; or one correction after the plain steps of a
+        round, on its first batch (the abstract's wording).
     objective : {"js", "entropy"}
         Disagreement of the signs, or their plain entropy, which also rewards large gradients.
     mode : {"lookahead", "gate"}
@@ -109,7 +109,7 @@ class SignEntropy:
     """
 
     rho: float | None = None
-    when: Literal["posthoc", "interval", "step"] = "posthoc"
+    when: Literal["step", "interval", "posthoc"] = "step"
     interval: int = 5
     objective: Literal["js", "entropy"] = "js"
     mode: Literal["lookahead", "gate"] = "lookahead"
@@ -117,12 +117,12 @@ class SignEntropy:
     axis: Literal["time", "coordinates"] = "time"
     kappa: float = 1.0
     product: Literal["double", "difference"] = "double"
-    through: bool = False
+    through: bool = True
     control: Literal["none", "random", "shrink"] = "none"
 
     def __post_init__(self) -> None:
         choices = {
-            "when": ("posthoc", "interval", "step"),
+            "when": ("step", "interval", "posthoc"),
             "objective": ("js", "entropy"),
             "mode": ("lookahead", "gate"),
             "axis": ("time", "coordinates"),
