@@ -25,6 +25,8 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 _LINE = re.compile(r"line (\d+)")
 _ENDINGS = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 SEPARATORS = ",;\t|"
+SCHEMA_FILE = "silos.toml"
+"""Record of the schema, beside the files; it is none of them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> tuple[list[Path],
         text = str(word)
         names = sorted(glob.glob(text)) or ([text] if os.path.exists(text) else [])
         files = [Path(name) for name in names if Path(name).is_file()]
+        files = [path for path in files if path.name != SCHEMA_FILE]
         if not files:
             beside = os.listdir(os.path.dirname(text) or ".") if _is_folder(text) else []
             near = [name for name in beside if name.endswith(_ENDINGS)]

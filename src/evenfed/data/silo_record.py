@@ -16,9 +16,9 @@ import tomli_w
 
 from evenfed.core.errors import ConfigError
 from evenfed.data.silo import SILOS, SiloSchema
+from evenfed.data.silo_files import SCHEMA_FILE
 from evenfed.data.silo_types import Wanted
 
-SCHEMA_FILE = "silos.toml"
 _HEAD = """\
 # The schema of silo files: written when they were first read, checked against from then on.
 # `--relearn` writes it anew. A deployment takes it as it is: docs/deploy.md.
