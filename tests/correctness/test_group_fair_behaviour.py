@@ -1,8 +1,9 @@
 """What the baselines for groups are for: less disparity than FedAvg, at a bounded cost.
 
 On the synthetic data of FedFB, three seeds that redraw data, split and weights. Each method runs
-with its default options, but FCFL, whose rounds are single gradient steps. The bounds are wide: the
-means over seeds must show an effect, not a figure.
+with its default options, but FCFL, whose rounds are single gradient steps: 80 rounds at the rate
+with the smallest validation loss of 0.03, 0.1, 0.3 and 1 on seeds 200 to 202. The bounds are wide:
+the means over seeds must show an effect, not a figure.
 """
 
 from __future__ import annotations
