@@ -41,7 +41,7 @@ class Record:
     --------
     >>> import evenfed as ef
     >>> record = ef.train("fedavg", "synthetic", rounds=2).record()
-    >>> len(record.history), record.cells.index.names
+    >>> len(record.history), list(record.cells.index.names)
     (2, ['client', 'group'])
     """
 

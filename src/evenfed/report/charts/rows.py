@@ -131,8 +131,9 @@ def draw_spans(figure: Spans, width: float, theme: Theme) -> Canvas:
                 0, at, span.label, weight=600, room=width if narrow and parts else label_room - 8
             )
         if parts:
+            ink = theme.muted if span.muted else theme.ink
             canvas.text(left - 8, middle + 4, span.part, anchor="end", size=11.5,
-                        room=part_room - 8, fill=theme.muted if span.muted else theme.ink)  # fmt: skip
+                        room=part_room - 8, fill=ink)  # fmt: skip
         if span.low is not None and span.high is not None:
             canvas.rule(scale(span.low), middle, scale(span.high), middle, color=color, width=2.5)
         shown = _shown(span.value, span.low, span.high)

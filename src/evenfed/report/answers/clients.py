@@ -1,0 +1,198 @@
+"""Is it fair to clients: the distribution over clients, the worst by name, excess risks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from evenfed.metrics.proportion import wilson
+from evenfed.report.answers.chapter import Chapter
+from evenfed.report.charts import BarRow, Bars, Dot, DotRow, Dots, Figure
+from evenfed.report.sections import Grid, Section
+from evenfed.report.words import FEW, FEW_NOTE, between, count, number, percent
+from evenfed.runs.record import Record
+
+NAMED = 5
+"""Worst clients that are named."""
+_BARS = 60
+"""Clients beyond which bars would be hairs."""
+
+
+def clients(chapter: Chapter) -> Section:
+    """Accuracy (loss, where labels are numbers) of every client."""
+    value = "loss" if chapter.regression else "accuracy"
+    figures: list[Figure] = []
+    dots = _distribution(chapter, value)
+    if dots is not None:
+        figures.append(dots)
+    said, notes = _said(chapter, value), []
+    bars, why = _excess(chapter)
+    if bars is not None:
+        figures.append(bars)
+    notes.append(why)
+    if chapter.regression:
+        notes.append("Losses have no interval: clients send their sums, not their spread.")
+    else:
+        notes.append("A client with few test examples moves in large steps. " + FEW_NOTE)
+    title = "Is it fair to clients?"
+    return Section("clients", title, said, figures, [_worst(chapter, value)], notes)
+
+
+def _frame(record: Record, value: str) -> pd.DataFrame:
+    """Clients that have a value, worst first."""
+    assert record.clients is not None
+    found = record.clients[record.clients[value].map(math.isfinite)]
+    return found.sort_values([value], ascending=value != "loss", kind="stable")
+
+
+def _distribution(chapter: Chapter, value: str) -> Dots | None:
+    rows = []
+    several = len(chapter.seeds) > 1
+    for method, own in chapter.by_method():
+        dots, worst = [], []
+        for record in own:
+            frame = _frame(record, value)
+            seed = f", seed {record.seed}" if several else ""
+            pairs = zip(frame.index, frame[value], frame["examples"], strict=True)
+            dots += [Dot(float(v), f"{name}{seed}", n < FEW) for name, v, n in pairs]
+            worst += [float(frame[value].iloc[0])] if len(frame) else []
+        if dots:
+            mean = sum(d.value for d in dots) / len(dots)
+            remark = f"worst {number(sum(worst) / len(worst))}, mean {number(mean)}"
+            color = 6 if method in chapter.references else 0
+            rows.append(DotRow(chapter.label(method), dots, remark, color))
+    if not rows:
+        return None
+    constant = chapter.first["metrics"].get("constant_accuracy") if chapter.single else None
+    seeds = " and seed" if several else ""
+    return Dots(
+        "clients", f"{value.capitalize()} of every client",
+        " ".join(f"{row.label}: {row.remark}." for row in rows),
+        f"{value} on a client's own test data; one dot a client{seeds}, the bar is the mean", rows,
+        high=1.0 if value == "accuracy" else None,
+        references=[] if constant is None else [("constant predictor, all clients", constant)],
+    )  # fmt: skip
+
+
+def _said(chapter: Chapter, value: str) -> list[str]:
+    if not chapter.single:
+        return _compared(chapter, value)
+    record = chapter.done[0]
+    frame = _frame(record, value)
+    if len(frame) < 2:
+        return ["There is one client with test data, so nothing to compare."]
+    worst, best = frame.iloc[0], frame.iloc[-1]
+    if value == "loss":
+        return [
+            f"The largest mean loss has client {frame.index[0]}, {number(worst['loss'])}; the "
+            f"lowest {frame.index[-1]}, {number(best['loss'])}."
+        ]
+    n = float(worst["examples"])
+    span = wilson(float(worst["accuracy"]) * n, n)
+    said = [
+        f"The worst client, {frame.index[0]}, is right in {percent(worst['accuracy'])} of cases"
+        f"{between(span)}, the best, {frame.index[-1]}, in {percent(best['accuracy'])}."
+    ]
+    if n < FEW:
+        said.append(f"The worst has only {count(n, 'test example')}, too few to judge it.")
+    spread = record.measured["metrics"]["client_accuracy_std"] if record.measured else None
+    if spread is not None:
+        said.append(f"The standard deviation over {count(len(frame), 'client')} is {spread:.3f}.")
+    return said
+
+
+def _compared(chapter: Chapter, value: str) -> list[str]:
+    metric = "client_loss_max" if value == "loss" else "client_accuracy_min"
+    found = [(m, chapter.metric(m, metric)) for m in chapter.methods]
+    means = {m: s.mean for m, s in found if s is not None and m not in chapter.references}
+    if not means:
+        return []
+    rank = sorted(means, key=lambda m: means[m], reverse=value != "loss")
+    what = "smallest largest loss of a client" if value == "loss" else "best worst client"
+    said = [f"The {what} has {rank[0]}: {number(means[rank[0]])}, mean over seeds."]
+    if len(rank) > 1:
+        said.append(f"With {rank[-1]} it is {number(means[rank[-1]])}.")
+    return said
+
+
+def _worst(chapter: Chapter, value: str) -> Grid:
+    """The worst clients by name; seeds may deal the data anew, so each is a row of its own."""
+    several = len(chapter.seeds) > 1
+    rows, marks = [], []
+    for method, own in chapter.by_method():
+        for record in own:
+            frame = _frame(record, value)
+            for name, row in frame.head(NAMED if chapter.single else 1).iterrows():
+                n = float(row["examples"])
+                span = None if value == "loss" else wilson(float(row[value]) * n, n)
+                words = "" if span is None else f"{span[0]:.3f} to {span[1]:.3f}"
+                seed = [str(record.seed)] if several else []
+                rows.append([chapter.label(method), *seed, str(name), number(row[value]), words,
+                             f"{n:g}"])  # fmt: skip
+                marks.append(["", *[""] * (len(rows[-1]) - 4), *["muted" if n < FEW else ""] * 3])
+    seed = ["seed"] if several else []
+    head = ["method", *seed, "client", value, "95 % interval", "test examples"]
+    caption = "Clients that are served worst"
+    return Grid("worst_clients", caption, head, rows, marks)
+
+
+def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
+    """Excess risk of every client over a reference, and what the reference is."""
+    best = _lowest(chapter)
+    if best is None:
+        return None, (
+            "Excess risk needs a reference for every client; one run has none. `evenfed study` "
+            "with several methods, or `result.faa()` where clusters are known, gives one."
+        )
+    rows = []
+    for method in chapter.methods:
+        means = _means(chapter.of(method), "loss")
+        rows.append(BarRow(chapter.label(method), [_gap(means, best, c) for c in best.index]))
+    reference = "the lowest loss that any method of this study reaches on that client"
+    note = (
+        f"Excess risk is drawn as FOCUS draws it, but not over a model of the client's true "
+        f"cluster, which was not trained here: the reference is {reference} (references included),"
+        " mean over seeds. It is never negative, and a method that is best everywhere has 0."
+    )
+    if len(best) > _BARS:
+        kept = best.index[:_BARS]
+        rows = [BarRow(r.label, r.values[:_BARS]) for r in rows]
+        note += f" The first {_BARS} of {count(len(best), 'client')} are drawn."
+    else:
+        kept = best.index
+    bars = Bars(
+        "excess", "Excess risk of every client", _largest(rows, [str(c) for c in kept]),
+        "loss minus the lowest loss of any method on that client", [str(c) for c in kept], rows,
+    )  # fmt: skip
+    return bars, note
+
+
+def _means(own: Sequence[Record], column: str) -> pd.Series[float]:
+    """A column by client, mean over seeds."""
+    frames = [r.clients[column] for r in own if r.clients is not None]
+    return pd.concat(frames).groupby(level=0, sort=False).mean()
+
+
+def _lowest(chapter: Chapter) -> pd.Series[float] | None:
+    """The lowest mean loss over methods of every client."""
+    if len(chapter.methods) < 2:
+        return None
+    table = pd.DataFrame({m: _means(chapter.of(m), "loss") for m in chapter.methods})
+    return table.min(axis=1).dropna()
+
+
+def _gap(means: pd.Series[float], best: pd.Series[float], client: object) -> float | None:
+    value = float(means.get(client, math.nan)) - float(best[client])  # type: ignore[call-overload]
+    return value if math.isfinite(value) else None
+
+
+def _largest(rows: Sequence[BarRow], names: Sequence[str]) -> str:
+    said = []
+    for row in rows:
+        found = [(v, name) for v, name in zip(row.values, names, strict=True) if v is not None]
+        if found:
+            value, name = max(found)
+            said.append(f"{row.label}: largest {value:.3f} ({name}).")
+    return " ".join(said)

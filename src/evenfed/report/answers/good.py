@@ -1,0 +1,118 @@
+"""Is it good: the table, with intervals, marks and reference rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from evenfed.report.answers.chapter import Chapter
+from evenfed.report.sections import Grid, Section
+from evenfed.report.words import between, listed, number, percent
+from evenfed.runs.table import HEADINGS, Row, default_metrics, higher_is_better
+from evenfed.runs.table import Section as Table
+
+
+def good(chapter: Chapter) -> Section:
+    """Summary metrics: of one run by metric, of a study by method."""
+    if chapter.table is None:
+        return Section("good", "Is it good?", _said(chapter), grids=[_metrics(chapter.first)])
+    grid = _comparison(chapter.table)
+    return Section("good", "Is it good?", _compared(chapter), grids=[grid], notes=[chapter.legend])
+
+
+def _said(chapter: Chapter) -> list[str]:
+    run = chapter.first
+    metrics = run["metrics"]
+    if chapter.regression:
+        return [f"Its mean loss on the test examples of all clients is {number(metrics['loss'])}."]
+    span = run["intervals"].get("accuracy")
+    constant = metrics["constant_accuracy"]
+    said = [
+        f"It is right in {percent(metrics['accuracy'])} of all test examples{between(span)}; "
+        f"always giving the most frequent answer is right in {percent(constant)}."
+    ]
+    if span is not None and span[0] is not None and span[0] <= constant <= span[1]:
+        said.append("These test examples do not show that it is better than that.")
+    return said
+
+
+def _metrics(measured: Mapping[str, Any]) -> Grid:
+    rows, constant = [], measured["metrics"].get("constant_accuracy")
+    equal = ("demographic_parity_difference", "equalized_odds_difference")
+    for name in default_metrics(measured):
+        if name not in measured["metrics"]:
+            continue
+        low, high = measured["intervals"].get(name, (None, None))
+        heading = HEADINGS.get(name, name).format(tail=f"{100 * measured['metrics']['tail']:g}")
+        arrow = {True: " ↑", False: " ↓", None: ""}[higher_is_better(name)]
+        span = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+        base = number(constant) if name == "accuracy" else "0.000" if name in equal else ""
+        rows.append([heading + arrow, number(measured["metrics"][name]), span, base])
+    notes = [
+        "Intervals (95 %) are bootstrapped over the test examples of these clients; they say "
+        "nothing about other seeds. ↑ higher is better, ↓ lower is better.",
+        "The constant predictor always gives the most frequent class: a reference, not a method. "
+        "What clients reach alone (Local) was not trained here: `evenfed study` puts it beside.",
+    ]
+    head = ["metric", "value", "95 % interval", "constant predictor (reference)"]
+    if constant is None:
+        head, rows = head[:3], [row[:3] for row in rows]
+    return Grid("metrics", "Measured on test data", head, rows, notes=notes)
+
+
+def seconds_best(table: Table, metric: str) -> set[str]:
+    """Labels of the rows with the second best mean, among those that may be the best."""
+    higher = higher_is_better(metric)
+    means: dict[str, float] = {}
+    for row in table.rows:
+        summary = row.cells[metric].summary
+        whole = not row.reference and "have no result" not in row.note
+        if whole and summary is not None and not math.isnan(summary.mean):
+            means[row.label] = summary.mean
+    ranked = sorted(set(means.values()), reverse=bool(higher))
+    if higher is None or len(means) < 3 or len(ranked) < 2:
+        return set()
+    return {label for label, mean in means.items() if mean == ranked[1]}
+
+
+def _comparison(table: Table) -> Grid:
+    second = {metric: seconds_best(table, metric) for metric in table.headings}
+
+    def marks(row: Row) -> list[str]:
+        cells = [
+            "best" if cell.mark == "best" else "second" if row.label in second[metric] else ""
+            for metric, cell in row.cells.items()
+        ]
+        return ["reference" if row.reference else "", *cells]
+
+    rows = [
+        [row.label, *(c.text + (" ≈" if c.mark == "tie" else "") for c in row.cells.values())]
+        for row in table.rows
+    ]
+    notes = ["Bold: best. Underlined: second best, where three or more are compared.", *table.notes]
+    head = ["method", *table.headings.values()]
+    caption = "Measured on test data, mean over seeds"
+    return Grid("metrics", caption, head, rows, [marks(row) for row in table.rows], notes)
+
+
+def _compared(chapter: Chapter) -> list[str]:
+    name, better = ("loss", "lowest") if chapter.regression else ("accuracy", "highest")
+    found = [(m, chapter.metric(m, name)) for m in chapter.methods]
+    means = {m: s.mean for m, s in found if s is not None}
+    own = {m: v for m, v in means.items() if m not in chapter.references}
+    if not own:
+        return ["No method came to its end."]
+    top = (min if chapter.regression else max)(own, key=lambda m: own[m])
+    said = [f"The {better} mean {name} has {top}, {number(own[top])}."]
+    assert chapter.table is not None
+    ties = [r.label for r in chapter.table.rows if name in r.cells and r.cells[name].mark == "tie"]
+    if ties:
+        said.append(f"Not clearly different from it over these seeds: {listed(ties)}.")
+    references = [f"{m} reaches {number(means[m])}" for m in ("local", "centralized") if m in means]
+    constant = chapter.metric(top, "constant_accuracy")
+    if constant is not None:
+        references.append(f"always giving the most frequent answer {number(constant.mean)}")
+    if references:
+        said.append(f"For comparison: {listed(references)}.")
+    return said

@@ -1,0 +1,242 @@
+"""Is it fair to groups: rates and losses by group, over all clients and at each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from evenfed.metrics.bootstrap import over_seeds
+from evenfed.metrics.proportion import wilson
+from evenfed.report.answers.chapter import Chapter
+from evenfed.report.charts import Dot, DotRow, Dots, Figure, Span, Spans
+from evenfed.report.sections import Grid, Section
+from evenfed.report.words import FEW, FEW_NOTE, between, count, listed, number, percent
+from evenfed.runs.record import Record
+
+_ROWS = 600
+"""Rows of the table by client; what is left out is said."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share of one cell: `of` counts `part`."""
+
+    key: str
+    name: str
+    part: str
+    of: str
+
+
+RATES = (
+    Rate("accuracy", "accuracy", "right", "examples"),
+    Rate("selection_rate", "selection rate", "selected", "examples"),
+    Rate("true_positive_rate", "true positive rate", "found", "positive"),
+    Rate("false_positive_rate", "false positive rate", "wrongly", "negative"),
+)
+
+
+def groups(chapter: Chapter) -> Section | None:
+    """None where there is one group."""
+    if len(chapter.first["task"]["groups"]) < 2:
+        return None
+    rates = _rates(chapter)
+    figures: list[Figure] = [_figure(chapter, rate) for rate in rates[:3]]
+    dots = _by_client_figure(chapter)
+    if dots is not None:
+        figures.append(dots)
+    grids = [_overall(chapter, rates)]
+    inside = _by_client(chapter, rates)
+    if inside is not None:
+        grids.append(inside)
+    how = (
+        "Intervals (95 %): Wilson's for a share in one run, Student's t over seeds in a study."
+        if rates else "Intervals (95 %): Student's t over seeds."
+    )  # fmt: skip
+    if len(chapter.seeds) == 1:
+        how += " A mean loss of one run has none: clients send sums of losses, not their spread."
+    return Section(
+        "groups", "Is it fair to groups?", _said(chapter, rates), figures, grids, [how, FEW_NOTE]
+    )
+
+
+def completed(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells with the columns that follow from the others."""
+    if "positive" not in cells:
+        return cells
+    return cells.assign(
+        negative=cells["examples"] - cells["positive"], wrongly=cells["selected"] - cells["found"]
+    )
+
+
+def _rates(chapter: Chapter) -> list[Rate]:
+    known = dict.fromkeys(key for g in chapter.first["groups"].values() for key in g)
+    return [rate for rate in RATES if rate.key in known]
+
+
+def _span(chapter: Chapter, own: Sequence[Record], group: str, rate: Rate, color: int) -> Span:
+    """A rate of a group over all clients: of one run with Wilson's interval, else over seeds."""
+    label = chapter.label(own[0].method)
+    values = [r.measured["groups"].get(group, {}).get(rate.key) for r in own if r.measured]
+    found = [math.nan if v is None else v for v in values] or [math.nan]
+    cells = own[0].cells
+    n = math.inf
+    low: float | None = None
+    high: float | None = None
+    if cells is not None and group in cells.index.get_level_values("group"):
+        total = completed(cells).xs(group, level="group").sum()
+        n = float(total[rate.of])
+        ends = wilson(float(total[rate.part]), n) if len(own) == 1 else None
+        low, high = ends if ends is not None else (None, None)
+    if len(own) > 1:
+        summary = over_seeds(found)
+        low, high = (None, None) if math.isnan(summary.low) else (summary.low, summary.high)
+        return Span(label, summary.mean, low, high, group, color, n < FEW)
+    return Span(label, found[0], low, high, group, color, n < FEW)
+
+
+def _figure(chapter: Chapter, rate: Rate) -> Spans:
+    names = chapter.first["task"]["groups"]
+    spans = [
+        _span(chapter, own, group, rate, i)
+        for _, own in chapter.by_method()
+        for i, group in enumerate(names)
+    ]
+    shown = [s for s in spans if math.isfinite(s.value)]
+    text = " ".join(f"{s.label}, {s.part}: {s.value:.2f}." for s in shown)
+    title = f"{rate.name.capitalize()} by group"
+    return Spans(rate.key, title, text, f"{rate.name}, all clients together", shown)
+
+
+def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
+    names = {rate.key: rate for rate in rates}
+    if not chapter.single:
+        return _compared(chapter)
+    run, said = chapter.first, []
+    if "selection_rate" in names:
+        spans = [_span(chapter, chapter.done[:1], g, names["selection_rate"], 0)
+                 for g in run["task"]["groups"]]  # fmt: skip
+        spans = [s for s in spans if math.isfinite(s.value)]
+        said.append(
+            "The positive prediction goes to "
+            + listed(f"{percent(s.value)} of {s.part}{between((s.low, s.high))}" for s in spans)
+            + "."
+        )
+    gap = run["metrics"].get("demographic_parity_difference")
+    if gap is not None and names:
+        low, high = run["intervals"].get("demographic_parity_difference", (None, None))
+        span = "" if low is None else f" (interval {100 * low:.0f} to {100 * high:.0f})"
+        said.append(f"The largest difference between two groups is {100 * gap:.0f} points{span}.")
+    worst = [(v["accuracy"], g) for g, v in run["groups"].items() if v.get("accuracy") is not None]
+    if worst:
+        value, group = min(worst)
+        said.append(f"It is least often right for {group}: in {percent(value)} of cases.")
+    return said
+
+
+def _compared(chapter: Chapter) -> list[str]:
+    said = []
+    for metric, what in (
+        ("demographic_parity_difference", "difference in selection rates between two groups"),
+        ("accuracy_group_min", "accuracy of the worst group"),
+        ("loss_group_max", "loss of the worst group"),
+    ):
+        found = [(m, chapter.metric(m, metric)) for m in chapter.methods]
+        means = {m: s.mean for m, s in found if s is not None and m not in chapter.references}
+        if means:
+            higher = metric == "accuracy_group_min"
+            top = (max if higher else min)(means, key=lambda m: means[m])
+            word = "highest" if higher else "smallest"
+            said.append(f"The {word} {what} has {top}: {number(means[top])}, mean over seeds.")
+    return said
+
+
+def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
+    rows, marks = [], []
+    for method, own in chapter.by_method():
+        for group in chapter.first["task"]["groups"]:
+            values = [r.measured["groups"].get(group) for r in own if r.measured]
+            found = [v for v in values if v]
+            if not found:
+                continue
+            examples = sum(v["examples"] for v in found) / len(found)
+            spans = [_span(chapter, own, group, rate, 0) for rate in rates]
+            losses = [v["loss"] for v in found if v.get("loss") is not None]
+            loss = over_seeds(losses) if len(losses) == len(found) else None
+            rows.append(
+                [chapter.label(method), group, f"{examples:g}", *(_shown(s) for s in spans),
+                 "undefined" if loss is None else _shown(Span("", loss.mean, loss.low, loss.high))]
+            )  # fmt: skip
+            few = "muted" if examples < FEW else ""
+            marks.append(["", "", few, *("muted" if s.muted else "" for s in spans), few])
+    head = ["method", "group", "test examples", *(rate.name for rate in rates), "loss"]
+    return Grid("groups", "By group, over all clients", head, rows, marks)
+
+
+def _shown(span: Span) -> str:
+    if not math.isfinite(span.value):
+        return "undefined"
+    known = span.low is not None and span.high is not None and math.isfinite(span.low)
+    return f"{span.value:.3f}" + (f" ({span.low:.3f} to {span.high:.3f})" if known else "")
+
+
+def _by_client_figure(chapter: Chapter) -> Dots | None:
+    column = "demographic_parity_difference"
+    rows = []
+    for method, own in chapter.by_method():
+        dots = []
+        for record in own:
+            if record.clients is None or column not in record.clients or record.cells is None:
+                continue
+            least = record.cells["examples"].groupby(level="client").min()
+            for name, value in record.clients[column].items():
+                if math.isfinite(value):
+                    few = bool(least.get(name, 0) < FEW)  # type: ignore[call-overload]
+                    dots.append(Dot(float(value), f"{name}, seed {record.seed}", few))
+        if dots:
+            mean = sum(d.value for d in dots) / len(dots)
+            remark = f"largest {max(d.value for d in dots):.2f}, mean {mean:.2f}"
+            rows.append(DotRow(chapter.label(method), dots, remark))
+    if not rows:
+        return None
+    return Dots(
+        "groups_by_client", "Difference between groups inside each client",
+        " ".join(f"{r.label}: {r.remark}." for r in rows),
+        "difference in selection rates; grey: a group with fewer than 10 examples there", rows,
+        low=0.0,
+    )  # fmt: skip
+
+
+def _by_client(chapter: Chapter, rates: Sequence[Rate]) -> Grid | None:
+    """Rates by client and group in the first run of every method."""
+    rows, marks, left_out = [], [], 0
+    for method, own in chapter.by_method():
+        if own[0].cells is None:
+            continue
+        for (client, group), cell in completed(own[0].cells).iterrows():  # type: ignore[misc]
+            if len(rows) >= _ROWS:
+                left_out += 1
+                continue
+            texts, grey = [], []
+            for rate in rates:
+                n, part = float(cell[rate.of]), float(cell[rate.part])
+                span = wilson(part, n)
+                low, high = span if span is not None else (None, None)
+                texts.append("undefined" if not n else _shown(Span("", part / n, low, high)))
+                grey.append("muted" if n < FEW else "")
+            n = float(cell["examples"])
+            few = "muted" if n < FEW else ""
+            rows.append([chapter.label(method), str(client), str(group), f"{n:g}", *texts,
+                         number(float(cell["loss"]) / n)])  # fmt: skip
+            marks.append(["", "", "", few, *grey, few])
+    if not rows:
+        return None
+    notes = [f"{count(left_out, 'row')} more are in cells.parquet."] if left_out else []
+    seed = "" if chapter.single else f", seed {chapter.done[0].seed}"
+    head = ["method", "client", "group", "test examples", *(r.name for r in rates), "loss"]
+    return Grid(
+        "groups_by_client", f"By client and group{seed}", head, rows, marks, notes,
+        folded=f"All clients and groups ({count(len(rows), 'row')})",
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Numbers and lists as words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+FEW = 10
+"""Examples below which a share says too little: such cells are grey."""
+FEW_NOTE = f"Grey: fewer than {FEW} examples, too few to judge."
+
+
+def number(value: float | None, places: int = 3) -> str:
+    """A value for a table."""
+    if value is None or not math.isfinite(value):
+        return "undefined"
+    if float(value).is_integer() and abs(value) > 1:
+        return f"{value:,.0f}"
+    return f"{value:.{places}f}" if abs(value) < 1e5 else f"{value:.2e}"
+
+
+def percent(value: float) -> str:
+    """A share in words.
+
+    Examples
+    --------
+    >>> percent(0.784), percent(0.0)
+    ('78 %', '0 %')
+    """
+    return f"{100 * value:.0f} %"
+
+
+def between(span: tuple[float | None, float | None] | None) -> str:
+    """The interval of a share, in brackets, or nothing."""
+    if span is None or span[0] is None or span[1] is None:
+        return ""
+    return f" (interval {100 * span[0]:.0f} to {100 * span[1]:.0f})"
+
+
+def count(n: float, one: str, many: str = "") -> str:
+    """A number with its noun.
+
+    Examples
+    --------
+    >>> count(1, "client"), count(1200, "example")
+    ('1 client', '1,200 examples')
+    """
+    return f"{n:,.0f} {one if n == 1 else many or one + 's'}"
+
+
+def listed(words: Iterable[object], last: str = "and") -> str:
+    """Words with commas.
+
+    Examples
+    --------
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    parts: Sequence[str] = [str(w) for w in words]
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+
+
+def size(n: float) -> str:
+    """Bytes in words.
+
+    Examples
+    --------
+    >>> size(1234567), size(999)
+    ('1.23 MB', '999 B')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def seconds(s: float) -> str:
+    """A duration in words.
+
+    Examples
+    --------
+    >>> seconds(0.25), seconds(75), seconds(7300)
+    ('0.25 s', '1 min 15 s', '2 h 2 min')
+    """
+    if s < 60:
+        return f"{s:.3g} s"
+    minutes, rest = divmod(round(s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
