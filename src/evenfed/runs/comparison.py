@@ -13,9 +13,10 @@ from rich.console import Console
 
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.metrics.bootstrap import SeedSummary
-from evenfed.runs import rendering
+from evenfed.runs import rendering, reporting
 from evenfed.runs import table as tables
 from evenfed.runs.plan import StudyConfig
+from evenfed.runs.record import Record
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class StudyRun:
     folder: Path | None = None
     applies: bool = True
     """False where the method does not fit these data at all, which is no failure."""
+    record: Record | None = None
+    """What its report shows, where there is no folder to read it from."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,10 @@ class Study:
                 out.print(f"  {note}", markup=False, highlight=False)
         out.print(self.legend(), markup=False, highlight=False)
         return text.getvalue()
+
+    def report(self, path: Path | str) -> Path:
+        """Write the report as one HTML file, and return its path."""
+        return reporting.write(self, path)
 
     def measured(self) -> dict[str, Any]:
         """All of it in plain values, for a program."""

@@ -257,7 +257,8 @@ def _carried_out(
     if out is None:
         data = own or loaded.get(plan)
         result = run_config(plan.config, None, observer, data=data, model=model)
-        return StudyRun(*label, result.measured(), result.clients)
+        record = result.record()
+        return StudyRun(*label, result.measured(), result.clients, record=record)
     folder = RunFolder(out / RUNS / plan.name)
     if not folder.finished:
         if folder.exists:
