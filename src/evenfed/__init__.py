@@ -26,6 +26,7 @@ _PUBLIC = {
     "Schema": "data.dataset",
     "Shards": "data.partition",
     "load": "data.registry",
+    "load_silos": "data.silos",
     "EngineOptions": "engines.federation",
     "Federation": "engines.federation",
     "Participation": "engines.participation",
@@ -74,7 +75,10 @@ _PUBLIC = {
     "LFTEnsemble": "methods.lft_ensemble",
     "LFTFedAvg": "methods.lft_fedavg",
     "register": "methods.registry",
+    "Predictor": "runs.predictor",
     "Result": "runs.result",
+    "export_model": "runs.export",
+    "load_model": "runs.predictor",
     "resume": "runs.train",
     "study": "runs.study",
     "train": "runs.train",
@@ -87,6 +91,7 @@ if TYPE_CHECKING:
     from evenfed.data.dataset import ClientData, FederatedDataset, Groups, Schema
     from evenfed.data.partition import IID, ByColumn, Dirichlet, QuantitySkew, Shards
     from evenfed.data.registry import load
+    from evenfed.data.silos import load_silos
     from evenfed.data.transforms import LabelNoise, Rotations
     from evenfed.engines.federation import EngineOptions, Federation
     from evenfed.engines.participation import Participation
@@ -134,6 +139,8 @@ if TYPE_CHECKING:
     from evenfed.methods.scaffold import Scaffold
     from evenfed.methods.ser import SER
     from evenfed.methods.term import TERM
+    from evenfed.runs.export import export_model
+    from evenfed.runs.predictor import Predictor, load_model
     from evenfed.runs.result import Result
     from evenfed.runs.study import study
     from evenfed.runs.train import resume, train
@@ -192,6 +199,7 @@ __all__ = [
     "Participation",
     "PraFFL",
     "PracFedEBA",
+    "Predictor",
     "PropFair",
     "QFedSGD",
     "QuantitySkew",
@@ -201,7 +209,10 @@ __all__ = [
     "Scaffold",
     "Schema",
     "Shards",
+    "export_model",
     "load",
+    "load_model",
+    "load_silos",
     "register",
     "resume",
     "study",

@@ -8,7 +8,17 @@ import torch
 
 from evenfed.core.errors import EvenfedError, RunFolderError
 from evenfed.runs.config import parse
-from evenfed.runs.folder import CHECKPOINT, CONFIG, HISTORY, RESULT, RunFolder, write_atomically
+from evenfed.runs.folder import (
+    CELLS,
+    CHECKPOINT,
+    CLIENTS,
+    CONFIG,
+    HISTORY,
+    MODEL,
+    RESULT,
+    RunFolder,
+    write_atomically,
+)
 from evenfed.runs.train import resume, run_config
 
 
@@ -90,7 +100,7 @@ def test_a_run_in_which_every_round_is_void_is_an_error() -> None:
 def test_the_folder_of_a_run_holds_what_the_design_names(tmp_path: Path) -> None:
     result = run_config(parse({"data": "synthetic", "rounds": 2}), tmp_path / "run")
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {CONFIG, HISTORY, RESULT, CHECKPOINT, "clients.parquet"}
+    assert names == {CONFIG, HISTORY, RESULT, CHECKPOINT, CLIENTS, CELLS, MODEL}
     saved = json.loads((tmp_path / "run" / RESULT).read_text())
     assert saved == json.loads(json.dumps(result.measured()))
     assert saved["task"]["clients"] == 3

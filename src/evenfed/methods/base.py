@@ -170,11 +170,14 @@ class Method:
     def module(self, deployed: Tree, state: Tree) -> nn.Module:
         """The one model that a client uses as a plain module in evaluation mode."""
         module = copy.deepcopy(self.task.template)
-        weights = {k: v.detach().clone() for k, v in self.parameters(deployed, state).items()}
-        module.load_state_dict(weights, strict=False)
+        module.load_state_dict({k: v.detach().clone() for k, v in params.items()}, strict=False)
         return module.eval()
 
     def evaluate(
+        return self.loaded(self.parameters(deployed, state))
+
+    def loaded(self, params: Params) -> nn.Module:
+        """The task's module with given weights, in evaluation mode."""
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function of an evaluation: counts and loss sums, never rows."""

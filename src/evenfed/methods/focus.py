@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
@@ -51,6 +51,7 @@ from evenfed.methods.focus_start import (
 )
 from evenfed.methods.soft_labels import (
     by_model,
+    Mixture,
     e_step,
     each_model,
     effective_clusters,
@@ -293,6 +294,14 @@ class Focus(TrainsAlone):
 
     def adapted(self, deployed: Tree, data: Examples) -> Tree:
         """Labels of a client that took no part: E steps from equal ones."""
+    def module(self, deployed: Tree, state: Tree) -> nn.Module:
+        """The client's mean of the models as one module."""
+        if not trees.leaves(state):
+            raise ConfigError(f"'{self.name}': the labels are a client's; name a client")
+        count = len(trees.leaves(deployed)[0])
+        members = [self.loaded(trees.row(deployed, i)) for i in range(count)]
+        return Mixture(members, state["log_pi"], self.task.kind == "regression").eval()
+
         with torch.no_grad():
             losses = self.losses(deployed, data) * self.n_label_steps
         return {"log_pi": e_step(uniform(len(losses)).to(losses.device), losses, self.pi_floor)}

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError, QuorumError
@@ -30,7 +30,7 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Need, Reveal, Server, check_not_negative
-from evenfed.methods.soft_labels import each_model, mixture
+from evenfed.methods.soft_labels import Mixture, each_model, mixture
 from evenfed.methods.training import TrainsLocally
 
 
@@ -125,6 +125,8 @@ class LFTEnsemble(TrainsLocally):
         """Outputs whose probabilities are `sum_k (n_k / n) p_k(x)`; before that, the client's."""
         members: Tensor = each_model(lambda p: self.task.outputs(p, x), deployed["members"])
         together = mixture(members, deployed["log_share"], False)
+        if not trees.leaves(state):
+            return together
         return torch.where(
             deployed["gathered"] > 0, together, self.task.outputs(state["params"], x)
         )
@@ -138,3 +140,9 @@ class LFTEnsemble(TrainsLocally):
                 "model's weights; result.server['members'] holds the models, stacked"
             )
         return trees.row(deployed["members"], 0)  # type: ignore[no-any-return]
+
+    def module(self, deployed: Tree, state: Tree) -> nn.Module:
+        """The ensemble as one module."""
+        count = len(deployed["log_share"])
+        members = [self.loaded(trees.row(deployed["members"], i)) for i in range(count)]
+        return Mixture(members, deployed["log_share"], False).eval()

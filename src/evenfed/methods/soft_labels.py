@@ -6,10 +6,10 @@ Labels `pi` are held as logarithms: after many rounds the smallest are below any
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 from torch.nn.functional import logsigmoid
@@ -89,6 +89,30 @@ def mixture(outputs: Tensor, log_pi: Tensor, regression: bool) -> Tensor:
             weight + logsigmoid(-outputs)
         ).logsumexp(0)
     return (weight + outputs.log_softmax(-1)).logsumexp(0)
+
+
+class Mixture(nn.Module):
+    """An ensemble as one plain module, whose outputs are those of `mixture`.
+
+    Examples
+    --------
+    >>> both = Mixture([nn.Linear(3, 2), nn.Linear(3, 2)], uniform(2), regression=False)
+    >>> both(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, members: Sequence[nn.Module], log_pi: Tensor, regression: bool) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.regression = regression
+        self.register_buffer("log_pi", log_pi.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs `(n, C)`, or `(n,)` for one logit or value an example."""
+        found = torch.stack([member(x) for member in self.members])
+        if found.ndim == 3 and found.shape[-1] == 1:
+            found = found.squeeze(-1)
+        return mixture(found, self.log_pi, self.regression)
 
 
 def over_first(vector: Tensor, like: Tensor) -> Tensor:

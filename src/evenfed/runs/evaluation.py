@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
+from evenfed.core.errors import ConfigError
 from evenfed.data.dataset import Schema
 from evenfed.metrics import client as client_level
 from evenfed.metrics.bootstrap import Interval, intervals
@@ -102,6 +103,14 @@ class Evaluation:
         frame = pd.DataFrame(self.group_report().by_group)
         frame.index.name = " / ".join(self.schema.groups.names)
         return frame
+
+    def only(self, client: str) -> Evaluation:
+        """The evaluation of one client alone."""
+        if client not in self.names:
+            raise ConfigError(f"client '{client}' is not among those that evaluations ask")
+        place = self.names.index(client)
+        counts = trees.map(lambda leaf: leaf[place : place + 1], self.counts)
+        return replace(self, names=(client,), counts=counts)
 
     def clients(self) -> pd.DataFrame:
         """One row a client: examples, accuracy, loss, group metrics on its own data."""

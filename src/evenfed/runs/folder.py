@@ -24,6 +24,8 @@ from evenfed.core.tree import Tree
 
 CONFIG, HISTORY, RESULT = "config.toml", "history.jsonl", "result.json"
 CLIENTS, CHECKPOINT, REPORT = "clients.parquet", "checkpoint.safetensors", "report.html"
+MODEL = "model.safetensors"
+"""The model for all clients, where a method has one, with its preprocessing."""
 CELLS, FRONT = "cells.parquet", "front.json"
 
 
@@ -222,7 +224,8 @@ class RunFolder:
         """Remove temporary files that a killed process left."""
         for path in self.path.iterdir():
             if re.match(
-                r"\.(config|history|result|clients|cells|front|checkpoint|states|report)", path.name
+                r"\.(config|history|result|clients|cells|front|checkpoint|states|report|model)",
+                path.name,
             ):
                 path.unlink()
 

@@ -16,6 +16,7 @@ from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
 from evenfed.methods.registry import build
+from evenfed.runs.artifact import save_model
 from evenfed.runs.config import (
     DataConfig,
     ModelConfig,
@@ -187,6 +188,7 @@ def _finish(runner: Runner, config: RunConfig, folder: RunFolder | None) -> Resu
     runner.run()
     result = Result(runner, config, None if folder is None else folder.path)
     if folder is not None and not folder.finished:
+        save_model(result, folder.path)
         folder.save_result(result.measured(), result.clients, result.cells, result.front_record())
     return result
 
