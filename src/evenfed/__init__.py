@@ -27,6 +27,7 @@ _PUBLIC = {
     "Shards": "data.partition",
     "load": "data.registry",
     "load_silos": "data.silos",
+    "load_silos": "data.silos",
     "EngineOptions": "engines.federation",
     "Federation": "engines.federation",
     "Participation": "engines.participation",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from evenfed.data.dataset import ClientData, FederatedDataset, Groups, Schema
     from evenfed.data.partition import IID, ByColumn, Dirichlet, QuantitySkew, Shards
     from evenfed.data.registry import load
+    from evenfed.data.silos import load_silos
     from evenfed.data.silos import load_silos
     from evenfed.data.transforms import LabelNoise, Rotations
     from evenfed.engines.federation import EngineOptions, Federation
@@ -211,6 +213,7 @@ __all__ = [
     "Shards",
     "export_model",
     "load",
+    "load_silos",
     "load_model",
     "load_silos",
     "register",

@@ -88,6 +88,9 @@ def node(
     server: Server = _DEFAULT,
     data: Annotated[Path | None, typer.Option(help="Silo file: CSV or Parquet.")] = None,
     name: Annotated[str, typer.Option(help="Name of the client; default: the file's.")] = "",
+    client_column: Annotated[
+        str, typer.Option(help="Column that is --name in this client's rows, if others have some.")
+    ] = "",
     client: Annotated[
         int, typer.Option(help="Instead of --data: number of a client of the run's dataset.")
     ] = -1,
@@ -115,9 +118,12 @@ def node(
         raise ConfigError("a node needs --data FILE (or --client NUMBER, for trying out)")
     if data is not None and not data.is_file():
         raise ConfigError(f"file '{data}' does not exist")
+    if client_column and not (data and name):
+        raise ConfigError("--client-column needs --data and --name, the client of this node")
     config: dict[str, str | int] = {"evenfed-device": device}
     if data is not None:
         config |= {"evenfed-data": str(data.resolve()), "evenfed-name": name or data.stem}
+        config |= {"evenfed-column": client_column} if client_column else {}
     else:
         config |= {"evenfed-client": client}
     address = Address.parse(server, root_certificates, insecure)

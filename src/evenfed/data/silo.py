@@ -123,15 +123,23 @@ class Silo:
     schema: SiloSchema
 
     @classmethod
-    def read(cls, path: Path, schema: SiloSchema, name: str) -> Silo:
-        """Read a CSV or Parquet file; everything that does not fit is refused at once."""
+    def read(cls, path: Path, schema: SiloSchema, name: str, column: str | None = None) -> Silo:
+        """Read a CSV or Parquet file; everything that does not fit is refused at once.
+
+        With `column`, the client's rows are those where it is `name`.
+        """
         if not path.is_file():
             raise DataError(f"file '{path}' does not exist")
         # a node's message says which file, not where on its disk
         frame, problems = read_frame(path)
         if frame is None:
             raise DataProblemsError([replace(p, file=path.name) for p in problems])
-        part = Part(name, Path(path.name), frame)
+        if column is not None:
+            if column not in frame.columns:
+                raise DataError(f"file '{path.name}' has no column '{column}' that names clients")
+            codes, known = level_codes(as_levels(frame[column]))
+            frame = frame[np.isin(codes, [i for i, level in enumerate(known) if level == name])]
+        part = Part(name, Path(path.name), frame, shared=column is not None)
         named = {*schema.numeric, *schema.categorical, *schema.sensitive, schema.label}
         problems = [replace(p, file=path.name) for p in problems if p.column in named]
         raise_if_any([*problems, *check(part, schema)])

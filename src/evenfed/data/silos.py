@@ -205,7 +205,10 @@ def recorded_silos(
     -------
     Silos, path of the record, whether it was written now
     """
-    path = Path(schema) if schema is not None else record_path(find_files(files)[0])
+    paths, problems = find_files(files)
+    if not paths:
+        raise_if_any(problems)
+    path = Path(schema) if schema is not None else record_path(paths)
     options = {name: value for name, value in options.items() if value is not None}
     if relearn or not path.is_file():
         if "label" not in options:

@@ -31,11 +31,11 @@ server = ServerApp()
 
 
 @lru_cache(maxsize=64)
-def _node(data: str, name: str, index: int, folder: str, device: str) -> Node:
+def _node(data: str, name: str, column: str, index: int, folder: str, device: str) -> Node:
     source: Source
     if data:
         path = Path(data)
-        source = SiloFile(path, name or path.stem)
+        source = SiloFile(path, name or path.stem, column)
     else:
         source = NamedData(index)
     return Node(source, Path(folder), device)
@@ -48,7 +48,8 @@ def node_of(config: dict[str, Any]) -> Node:
     default = Path(tempfile.gettempdir()) / f"evenfed-node-{os.getuid()}-{index}"
     folder = str(config.get("evenfed-state", default))
     name, device = config.get("evenfed-name", ""), config.get("evenfed-device", "cpu")
-    return _node(data, str(name), index, folder, str(device))
+    column = str(config.get("evenfed-column", ""))
+    return _node(data, str(name), column, index, folder, str(device))
 
 
 def reply_to(message: Message, node: Node) -> Message:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from evenfed.core.errors import EvenfedError
+from evenfed.data.dataset import FederatedDataset
+from evenfed.data.silos import SiloDataset
 from evenfed.runs.config import RunConfig
 from evenfed.runs.flower.processes import Address, environment, free_port, stop, submit
 from evenfed.runs.flower.server import Order, check
@@ -125,6 +127,8 @@ def run_local(
     observer = observer or Silent()
     method = check(config)
     data = load_data(config.data, config.seed)
+    if isinstance(data, SiloDataset):
+        config = config.model_copy(update={"engine": {**config.engine, "nodes": len(data)}})
     task = build_task(data, config.model.name, seed=config.seed, options=config.model.options)
     method.bound(task, task.init())
     if counted:
@@ -136,7 +140,7 @@ def run_local(
     try:
         deployment.start_server(root)
         for index in range(len(data)):
-            deployment.start_node(f"node-{index}", "--client", str(index))
+            deployment.start_node(f"node-{index}", *_words(data, index))
         wait_for_server(deployment)
         observer.say(f"engine: flower (a SuperLink and {len(data)} nodes on this machine)")
         submit(deployment.address, Order(config.model_dump(exclude_none=True), out.name, resumed))
@@ -148,6 +152,15 @@ def run_local(
         (root / left).unlink(missing_ok=True)
     shutil.rmtree(root / ".flwr", ignore_errors=True)
     return LocalResult(out)
+
+
+def _words(data: FederatedDataset, index: int) -> list[str]:
+    """Which data a node has: its file, or the number of a client of a dataset by name."""
+    if not isinstance(data, SiloDataset):
+        return ["--client", str(index)]
+    part = data.parts[data.client(index).name]
+    column = ["--client-column", data.options["client_column"]] if part.shared else []
+    return ["--data", str(part.path.resolve()), "--name", part.client, *column]
 
 
 def wait_for_server(deployment: Deployment, seconds: float = 180.0) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,6 +56,8 @@ class SiloFile:
 
     path: Path
     name: str
+    column: str = ""
+    """Column whose value is `name` in this client's rows, where a file holds several clients."""
 
     def silo(self, data: dict[str, Any]) -> Silo:
         """The file, read with the run's schema."""
@@ -65,7 +67,8 @@ class SiloFile:
                 f"this node holds a silo file, but the run's data are '{data.get('name')}': "
                 f"set data.name = '{SILOS}' with data.label and the columns of the features"
             )
-        return _silo(self.path, self.path.stat().st_mtime_ns, json.dumps(schema), self.name)
+        changed = self.path.stat().st_mtime_ns
+        return _silo(self.path, changed, json.dumps(schema), self.name, self.column)
 
     def client(self, data: dict[str, Any]) -> FederatedDataset:
         """The silo's examples, once the preprocessing is agreed on."""
@@ -76,10 +79,10 @@ class SiloFile:
 
 
 @lru_cache(maxsize=4)
-def _silo(path: Path, changed: int, schema: str, name: str) -> Silo:
+def _silo(path: Path, changed: int, schema: str, name: str, column: str) -> Silo:
     """Read a file once, and again after it `changed`."""
     del changed
-    return Silo.read(path, SiloSchema.of(json.loads(schema)), name)
+    return Silo.read(path, SiloSchema.of(json.loads(schema)), name, column or None)
 
 
 @dataclass(frozen=True)
@@ -193,55 +196,48 @@ class Node:
         client = dataset.client(0)
         if spec["client"] != client.name:
             raise ConfigError(f"this node is client '{client.name}', not '{spec['client']}'")
-        method = self._method(spec["method"], spec, dataset)
-        function = calls.client_function(method, spec["function"])
-        draws = calls.draw_function(spec["draws"], lambda table: self._method(table, spec, dataset))
-        broadcast = wire.tree_of(content, spec)
-        if spec["split"] not in SPLITS:
+        # calls share what the run says, not what the first one says of states
+        own = ("base", "next", "keep", "along")
+        run = {key: value for key, value in spec.items() if key not in own}
+        asked = [spec, *({**run, **call} for call in spec.get("along", []))]
+        found = [self._called(call, content, dataset) for call in asked]
+        finite = [_finite(state) for _, _, state in found]
+        for call, (_, _, state), good in zip(asked, found, finite, strict=True):
+            if "next" in call:
+                self._remember(call, state if good else None)
+        replies = [[size, good] for (_, size, _), good in zip(found, finite, strict=True)]
+        return wire.with_tree({"replies": replies}, [upload for upload, _, _ in found])
+
+    def _called(
+        self, call: dict[str, Any], content: RecordDict, dataset: FederatedDataset
+    ) -> tuple[Tree, int, Tree]:
+        """Upload, number of examples and new state of one client function."""
+        client = dataset.client(0)
+        method = self._method(call["method"], call, dataset)
+        function = calls.client_function(method, call["function"])
+        draws = calls.draw_function(call["draws"], lambda table: self._method(table, call, dataset))
+        broadcast = wire.tree_of(content, call)
+        if call["split"] not in SPLITS:
             raise wire.WireError("a message names no split")
         work = Work(
-            function, broadcast, draws, spec["split"], str(spec["purpose"]), int(spec["round"]),
-            int(spec["seed"]), prepare=method.task.module,
+            function, broadcast, draws, call["split"], str(call["purpose"]), int(call["round"]),
+            int(call["seed"]), prepare=method.task.module,
         )  # fmt: skip
-        seat = Seat(0, 0, stable_key(client.name), float(spec["work"]))
-        before = _States(self._state(method, spec, client))
+        seat = Seat(0, 0, stable_key(client.name), float(call["work"]))
+        before = self._state(method, call, client)
         with single_threaded_kernels():
-            chunk = self._engine.one(work, _Only(client), seat, before)  # type: ignore[arg-type]
+            chunk = self._engine.one(work, _Only(client), seat, _States(before))  # type: ignore[arg-type]
         upload, state = trees.row(chunk.uploads, 0), trees.row(chunk.states, 0)
         calls.check_upload(method, work.name, upload)
-        also = self._also(work, spec, client, before, method)
-        finite = _finite(state)
-        if "next" in spec and finite:
-            self.states.put(spec["run"], spec["space"], int(spec["next"]), state)
-        if spec.get("keep") is not None:
-            kept = [*(int(v) for v in spec["keep"]), int(spec["next"])]
-            self.states.keep(spec["run"], spec["space"], kept)
-        answer: dict[str, Any] = {"size": chunk.sizes[0], "finite": finite}
-        if also:
-            answer["also"] = [[split, size] for split, size, _ in also]
-            return wire.with_tree(answer, [upload, *(more for _, _, more in also)])
-        return wire.with_tree(answer, upload)
+        return upload, chunk.sizes[0], state
 
-    def _also(
-        self,
-        work: Work,
-        spec: dict[str, Any],
-        client: ClientData,
-        states: _States,
-        method: Method,
-    ) -> list[tuple[str, int, Tree]]:
-        """The same function on other splits, where a message asks for several at once."""
-        found = []
-        seat = Seat(0, 0, stable_key(client.name))
-        for split in spec.get("also", []):
-            if split in SPLITS and work.draws is None and len(client.split(split)):
-                other = replace(work, split=split)
-                with single_threaded_kernels():
-                    chunk = self._engine.one(other, _Only(client), seat, states)  # type: ignore[arg-type]
-                upload = trees.row(chunk.uploads, 0)
-                calls.check_upload(method, work.name, upload)
-                found.append((split, chunk.sizes[0], upload))
-        return found
+    def _remember(self, call: dict[str, Any], state: Tree | None) -> None:
+        """Keep the state that a call has reached, if it is finite; forget those not needed."""
+        run, space, version = call["run"], call["space"], int(call["next"])
+        if state is not None:
+            self.states.put(run, space, version, state)
+        if call["keep"] is not None:
+            self.states.keep(run, space, [*(int(v) for v in call["keep"]), version])
 
     def _state(self, method: Method, spec: dict[str, Any], client: ClientData) -> Tree:
         version = int(spec.get("base", 0))
