@@ -13,6 +13,7 @@ import pandas as pd
 
 from evenfed.core.errors import EvenfedError
 from evenfed.data.inputs import Array, Columns
+from evenfed.metrics.proportion import wilson
 from evenfed.runs.architecture import Architecture
 from evenfed.runs.artifact import Artifact
 from evenfed.runs.config import RunConfig
@@ -183,7 +184,8 @@ def _results(artifact: Artifact, facts: Facts) -> str:
     text = (
         "## Results on test data\n\nIntervals cover 95 %. Those of rates and accuracies by client "
         "and group are Wilson's, the others are bootstrapped over the test examples. They speak of "
-        "new examples of these clients, not of other clients or seeds.\n\n"
+        "new examples of these clients, not of other clients or seeds. The bootstrap of a largest "
+        "difference leans upwards: take its upper end as a bound.\n\n"
         + _table(["metric", "value", "interval"], rows)
     )
     if len(artifact.description.schema.groups) > 1:
@@ -201,7 +203,7 @@ def _by_group(groups: Mapping[str, Mapping[str, float | None]]) -> str:
     for name, row in frame.iterrows():
         line = [str(name), f"{row['examples']:g}"]
         for rate in shown:
-            line += [_number(row[rate]), wilson(row[rate], row["examples"])]
+            line += [_number(row[rate]), _share_span(row[rate], row["examples"])]
         rows.append([*line, *(_number(row[c]) for c in others)])
     return _table([*head, *(_words(c) for c in others)], rows)
 
@@ -213,7 +215,7 @@ def _by_client(clients: pd.DataFrame) -> str:
     for name, row in ordered.head(_LISTED).iterrows():
         line = [str(name), f"{row['examples']:g}", _number(row[value])]
         if value == "accuracy":
-            line += [wilson(row[value], row["examples"]), _number(row["loss"])]
+            line += [_share_span(row[value], row["examples"]), _number(row["loss"])]
         rows.append(line)
     head = ["client", "test examples", value]
     head += ["interval", "loss"] if value == "accuracy" else []
@@ -222,20 +224,11 @@ def _by_client(clients: pd.DataFrame) -> str:
     return _table(head, rows) + more
 
 
-def wilson(share: float | None, count: float | None) -> str:
-    """Wilson's 95 % interval of a share of `count` examples, as text.
-
-    Examples
-    --------
-    >>> wilson(0.8, 100)
-    '0.711 to 0.867'
-    """
-    from scipy.stats import binomtest
-
+def _share_span(share: float | None, count: float | None) -> str:
+    """Wilson's interval of a share of `count` examples, as text."""
     if not count or share is None or not math.isfinite(share):
         return "undefined"
-    found = binomtest(round(share * count), int(count)).proportion_ci(0.95, method="wilson")
-    return _span(float(found.low), float(found.high))
+    return _span(*(wilson(share * count, count) or (None, None)))
 
 
 def _limits(artifact: Artifact, facts: Facts) -> str:

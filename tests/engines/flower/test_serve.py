@@ -19,10 +19,13 @@ from evenfed.core.errors import ConfigError, EvenfedError, RunFolderError
 from evenfed.data.federate import federate
 from evenfed.data.table import Table
 from evenfed.engines.flower import wire
+from evenfed.runs.artifact import artifact_of
 from evenfed.runs.config import parse
+from evenfed.runs.export import export_model
 from evenfed.runs.flower import server as servers
 from evenfed.runs.flower.node import NamedData, Node, SiloFile
 from evenfed.runs.flower.server import Order, serve
+from evenfed.runs.predictor import load_model
 from evenfed.runs.runner import Silent
 from evenfed.runs.train import run_config
 
@@ -100,6 +103,15 @@ def test_silo_files_give_the_numbers_of_one_table(
     measured = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
     assert measured["engine"] == "flower"
     assert measured["ledger"][: len(theirs.data.schema.ledger)] == list(theirs.data.schema.ledger)
+
+
+def test_the_server_exports_its_model_without_any_data(silo_grid: Any, tmp_path: Path) -> None:
+    carried_out(silo_grid, order(), tmp_path / "runs")
+    made = export_model(tmp_path / "runs" / "run", tmp_path / "m.safetensors")
+    rows = silo("a", 60)
+    found = load_model(made.path).predict_proba(rows)
+    theirs = artifact_of(in_one_process()).predictor.predict_proba(rows)
+    np.testing.assert_allclose(found, theirs, atol=1e-5)
 
 
 def test_no_message_to_the_server_holds_a_row(silo_grid: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from evenfed.core.examples import Examples
 from evenfed.data.dataset import SPLITS, ClientData, FederatedDataset, Schema, Split
+from evenfed.data.inputs import Inputs
 
 
 class RemoteDataset(FederatedDataset):
@@ -22,15 +23,22 @@ class RemoteDataset(FederatedDataset):
     ----------
     sizes : mapping of client to mapping of split to number
         As the nodes said them.
+    inputs : Inputs, or mapping of client to Inputs, optional
+        How raw rows become features at the nodes; an exported model needs it.
     """
 
-    def __init__(self, schema: Schema, sizes: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        sizes: Mapping[str, Mapping[str, int]],
+        inputs: Inputs | Mapping[str, Inputs] | None = None,
+    ) -> None:
         self.counts = {name: dict(found) for name, found in sizes.items()}
         empty = blank(schema)
         clients: Sequence[ClientData] = [
             ClientData(name, empty, empty, empty) for name in self.counts
         ]
-        super().__init__(schema, clients)
+        super().__init__(schema, clients, inputs=inputs)
 
     def sizes(self, split: Split = "train") -> NDArray[np.int64]:
         """Examples a client in a split `(K,)`, as the nodes said them."""

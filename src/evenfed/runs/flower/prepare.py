@@ -12,6 +12,7 @@ from evenfed.core.errors import DataError, QuorumError
 from evenfed.data import fitting
 from evenfed.data.dataset import Schema
 from evenfed.data.fitting import Summary
+from evenfed.data.inputs import Columns
 from evenfed.data.preprocess import Preprocessor, level_order
 from evenfed.data.silo import SILOS, SiloSchema, schema_of
 from evenfed.engines.flower import wire
@@ -87,6 +88,11 @@ def agreed_schema(data: dict[str, Any]) -> Schema:
     """The dataset's schema from what messages say, when a run goes on."""
     schema = SiloSchema.of(data["schema"])
     return schema_of(schema, Preprocessor.from_dict(data["preprocessor"]))
+
+
+def agreed_inputs(data: dict[str, Any]) -> Columns:
+    """How raw rows become features at every node, from what messages say."""
+    return Columns(Preprocessor.from_dict(data["preprocessor"]))
 
 
 def _summary(found: dict[str, Any]) -> Summary:

@@ -19,7 +19,7 @@ from evenfed.methods.base import Method
 from evenfed.runs.config import RunConfig, parse
 from evenfed.runs.flower.calls import described
 from evenfed.runs.flower.population import RemoteDataset, checked_sizes
-from evenfed.runs.flower.prepare import Agreement, agreed_schema, silo_data
+from evenfed.runs.flower.prepare import Agreement, agreed_inputs, agreed_schema, silo_data
 from evenfed.runs.folder import CONFIG, RESULT, RunFolder, write_atomically
 from evenfed.runs.result import Result
 from evenfed.runs.runner import Observer, Silent
@@ -190,13 +190,14 @@ class _Run:
             schema, self.data, sizes = agreement.reach(
                 SiloSchema.of_config(self.config.data.options), self.config.seed
             )
-            return RemoteDataset(schema, sizes)
+            return RemoteDataset(schema, sizes, agreed_inputs(self.data))
         named = load_data(self.config.data, self.config.seed)
         self.roster.gather(len(named), self.options.wait, set(named.names))
         answers = self.roster.answers
         return RemoteDataset(
-            named.schema, {name: checked_sizes(answers[name]["sizes"]) for name in named.names}
-        )
+            named.schema, {name: checked_sizes(answers[name]["sizes"]) for name in named.names},
+            named.inputs,
+        )  # fmt: skip
 
     def _again(self, before: Session) -> RemoteDataset:
         """Go on: data are read as before; a quorum of the nodes is enough."""
@@ -205,8 +206,10 @@ class _Run:
         needed = participation.required(participation.cohort_size(len(names)))
         self.roster.gather(needed, self.options.wait, names)
         if self.config.data.name == SILOS:
-            return RemoteDataset(agreed_schema(before.data), before.sizes)
-        return RemoteDataset(load_data(self.config.data, self.config.seed).schema, before.sizes)
+            inputs = agreed_inputs(before.data)
+            return RemoteDataset(agreed_schema(before.data), before.sizes, inputs)
+        named = load_data(self.config.data, self.config.seed)
+        return RemoteDataset(named.schema, before.sizes, named.inputs)
 
     def _remember(self, dataset: RemoteDataset, starts: int) -> None:
         session = Session(self.run, starts, dataset.counts, self.data)
