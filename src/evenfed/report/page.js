@@ -120,7 +120,7 @@
     const limit = make("input", { type: "number", min: 0, max: 1, step: 0.01, value: 0.05, "data-control": "limit" });
     const take = make("button", { type: "button", "data-control": "choose" }, "Choose");
     const bound = make("div", { class: "limit" });
-    bound.append(field("Largest disparity accepted on validation data", limit), take);
+    bound.append(field("Largest disparity on validation data", limit), take);
     const controls = make("div", { class: "controls" });
     if (methods.length > 1) controls.append(field("Method", method), field("Lay over it", over));
     if (seeds.length > 1) controls.append(field("Seed", seed));

@@ -116,7 +116,8 @@ def run_page(record: Record) -> Page:
 
 def study_page(study: Study) -> Page:
     """The page of a study."""
-    parts, tables = [], study.sections()
+    parts: list[Part] = []
+    tables = study.sections()
     for table in tables:
         records = [_record(run) for run in study.runs if run.dataset == table.dataset]
         done = [record for record in records if record is not None]

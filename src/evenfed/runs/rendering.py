@@ -43,14 +43,14 @@ def latex(part: Section) -> str:
         text = cell.text.replace(" ± ", r" \pm ")
         number = cell.summary is not None and text != "undefined"
         inner = {"best": rf"\mathbf{{{text}}}", "tie": rf"{text}\approx", "": text}[cell.mark]
-        return f"${inner}$" if number else _tex(text)
+        return f"${inner}$" if number else tex(text)
 
-    lines = _grid(part, show, _tex)
+    lines = _grid(part, show, tex)
     reference = [i for i, row in enumerate(part.rows) if row.reference]
     body = [f"{' & '.join(line)} \\\\" for line in lines]
     if reference:
         body.insert(reference[0], r"\midrule")
-    head = " & ".join(["method", *(_tex(h) for h in part.headings.values())])
+    head = " & ".join(["method", *(tex(h) for h in part.headings.values())])
     return "\n".join(
         [
             f"% {part.dataset}",
@@ -61,12 +61,14 @@ def latex(part: Section) -> str:
     )  # fmt: skip
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Text with the characters that LaTeX reads escaped."""
     special = {c: "\\" + c for c in "&%$#_{}"} | {
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
     }
     special |= {"^": r"\textasciicircum{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
+    special |= {"±": r"$\pm$", "≈": r"$\approx$", "…": r"\ldots{}"}
     return "".join(special.get(c, c) for c in text)
 
 

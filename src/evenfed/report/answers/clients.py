@@ -70,7 +70,7 @@ def _distribution(chapter: Chapter, value: str) -> Dots | None:
     return Dots(
         "clients", f"{value.capitalize()} of every client",
         " ".join(f"{row.label}: {row.remark}." for row in rows),
-        f"{value} on a client's own test data; one dot a client{seeds}, the bar is the mean", rows,
+        f"{value} on its own test data; one dot a client{seeds}, bar: mean", rows,
         high=1.0 if value == "accuracy" else None,
         references=[] if constant is None else [("constant predictor, all clients", constant)],
     )  # fmt: skip
@@ -110,11 +110,12 @@ def _compared(chapter: Chapter, value: str) -> list[str]:
     if not means:
         return []
     rank = sorted(means, key=lambda m: means[m], reverse=value != "loss")
-    what = "smallest largest loss of a client" if value == "loss" else "best worst client"
-    said = [f"The {what} has {rank[0]}: {number(means[rank[0]])}, mean over seeds."]
-    if len(rank) > 1:
-        said.append(f"With {rank[-1]} it is {number(means[rank[-1]])}.")
-    return said
+    said = (
+        f"The client that is served worst fares best with {rank[0]}: {value} "
+        f"{number(means[rank[0]])}, mean over seeds"
+    )
+    least = f"; it fares worst with {rank[-1]}: {number(means[rank[-1]])}" if len(rank) > 1 else ""
+    return [f"{said}{least}."]
 
 
 def _worst(chapter: Chapter, value: str) -> Grid:
@@ -140,52 +141,44 @@ def _worst(chapter: Chapter, value: str) -> Grid:
 
 def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
     """Excess risk of every client over a reference, and what the reference is."""
-    best = _lowest(chapter)
-    if best is None:
+    excess = _over_best(chapter)
+    if excess is None:
         return None, (
             "Excess risk needs a reference for every client; one run has none. `evenfed study` "
             "with several methods, or `result.faa()` where clusters are known, gives one."
         )
+    names = [str(name) for name in excess.index[:_BARS]]
     rows = []
     for method in chapter.methods:
-        means = _means(chapter.of(method), "loss")
-        rows.append(BarRow(chapter.label(method), [_gap(means, best, c) for c in best.index]))
-    reference = "the lowest loss that any method of this study reaches on that client"
+        values = [float(v) if math.isfinite(v) else None for v in excess[method][:_BARS]]
+        color = 6 if method in chapter.references else 0
+        rows.append(BarRow(chapter.label(method), values, color=color))
     note = (
-        f"Excess risk is drawn as FOCUS draws it, but not over a model of the client's true "
-        f"cluster, which was not trained here: the reference is {reference} (references included),"
-        " mean over seeds. It is never negative, and a method that is best everywhere has 0."
+        "Excess risk is drawn as FOCUS draws it, but not over a model of the client's true "
+        "cluster, which was not trained here: the reference is the lowest loss that any row of "
+        "this study, references included, reaches on that client with the same seed; mean over "
+        "seeds. It is never negative, and what is best everywhere has 0."
     )
-    if len(best) > _BARS:
-        kept = best.index[:_BARS]
-        rows = [BarRow(r.label, r.values[:_BARS]) for r in rows]
-        note += f" The first {_BARS} of {count(len(best), 'client')} are drawn."
-    else:
-        kept = best.index
+    if len(excess) > _BARS:
+        note += f" The first {_BARS} of {count(len(excess), 'client')} are drawn."
     bars = Bars(
-        "excess", "Excess risk of every client", _largest(rows, [str(c) for c in kept]),
-        "loss minus the lowest loss of any method on that client", [str(c) for c in kept], rows,
+        "excess", "Excess risk of every client", _largest(rows, names),
+        "loss minus the lowest loss that any method reaches on that client", names, rows,
     )  # fmt: skip
     return bars, note
 
 
-def _means(own: Sequence[Record], column: str) -> pd.Series[float]:
-    """A column by client, mean over seeds."""
-    frames = [r.clients[column] for r in own if r.clients is not None]
-    return pd.concat(frames).groupby(level=0, sort=False).mean()
-
-
-def _lowest(chapter: Chapter) -> pd.Series[float] | None:
-    """The lowest mean loss over methods of every client."""
+def _over_best(chapter: Chapter) -> pd.DataFrame | None:
+    """Loss above the lowest of any method, by client and method; seed by seed, then the mean."""
     if len(chapter.methods) < 2:
         return None
-    table = pd.DataFrame({m: _means(chapter.of(m), "loss") for m in chapter.methods})
-    return table.min(axis=1).dropna()
-
-
-def _gap(means: pd.Series[float], best: pd.Series[float], client: object) -> float | None:
-    value = float(means.get(client, math.nan)) - float(best[client])  # type: ignore[call-overload]
-    return value if math.isfinite(value) else None
+    found = []
+    for seed in chapter.seeds:
+        own = {r.method: r.clients["loss"] for r in chapter.done
+               if r.seed == seed and r.clients is not None}  # fmt: skip
+        losses = pd.DataFrame(own).reindex(columns=chapter.methods)
+        found.append(losses.sub(losses.min(axis=1), axis=0))
+    return pd.concat(found).groupby(level=0, sort=False).mean()
 
 
 def _largest(rows: Sequence[BarRow], names: Sequence[str]) -> str:

@@ -40,7 +40,7 @@ def cost(chapter: Chapter) -> Section:
         times = {m: float(b["seconds"]) for m, b in bars.items()}
         least, most = min(traffic, key=lambda m: traffic[m]), max(traffic, key=lambda m: traffic[m])
         said = [
-            f"The least traffic has {least} ({size(1e6 * traffic[least])} a run), the most {most} "
+            f"Least is sent with {least} ({size(1e6 * traffic[least])} a run), most with {most} "
             f"({size(1e6 * traffic[most])})."
         ]
         panels = [BarRow("megabytes, both ways", list(traffic.values())),

@@ -98,7 +98,9 @@ def _fitting(records: list[Record]) -> tuple[list[dict[str, Any]], list[str]]:
     """Entries while they fit, the first seed of every method first."""
     firsts = {r.method: r for r in reversed(records)}
     order = sorted(records, key=lambda r: r is not firsts[r.method])
-    kept, left_out, room = [], [], _BYTES
+    kept: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    room = _BYTES
     for record in order:
         entry = _entry(record, directory(record))
         size = len(json.dumps(entry, separators=(",", ":")))

@@ -104,11 +104,13 @@ def _compared(chapter: Chapter) -> list[str]:
     if not own:
         return ["No method came to its end."]
     top = (min if chapter.regression else max)(own, key=lambda m: own[m])
-    said = [f"The {better} mean {name} has {top}, {number(own[top])}."]
+    tops = [m for m in own if own[m] == own[top]]
+    have = "has" if len(tops) == 1 else "have"
+    said = [f"{listed(tops)} {have} the {better} mean {name}, {number(own[top])}."]
     assert chapter.table is not None
-    ties = [r.label for r in chapter.table.rows if name in r.cells and r.cells[name].mark == "tie"]
-    if ties:
-        said.append(f"Not clearly different from it over these seeds: {listed(ties)}.")
+    rows = [(r.label, r.cells[name].mark) for r in chapter.table.rows if name in r.cells]
+    if ties := [label for label, mark in rows if mark == "tie"]:
+        said.append(f"Not clearly different from that over these seeds: {listed(ties)}.")
     references = [f"{m} reaches {number(means[m])}" for m in ("local", "centralized") if m in means]
     constant = chapter.metric(top, "constant_accuracy")
     if constant is not None:

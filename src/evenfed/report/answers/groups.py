@@ -52,7 +52,8 @@ def groups(chapter: Chapter) -> Section | None:
     if inside is not None:
         grids.append(inside)
     how = (
-        "Intervals (95 %): Wilson's for a share in one run, Student's t over seeds in a study."
+        "Intervals (95 %): Wilson's for a share in one run; Student's t over the seeds of a study, "
+        "cut at 0 and 1."
         if rates else "Intervals (95 %): Student's t over seeds."
     )  # fmt: skip
     if len(chapter.seeds) == 1:
@@ -86,13 +87,14 @@ def _span(chapter: Chapter, own: Sequence[Record], group: str, rate: Rate, color
     low: float | None = None
     high: float | None = None
     if cells is not None and group in cells.index.get_level_values("group"):
-        total = completed(cells).xs(group, level="group").sum()
+        total = dict(completed(cells).xs(group, level="group").sum().items())
         n = float(total[rate.of])
         ends = wilson(float(total[rate.part]), n) if len(own) == 1 else None
         low, high = ends if ends is not None else (None, None)
     if len(own) > 1:
         summary = over_seeds(found)
-        low, high = (None, None) if math.isnan(summary.low) else (summary.low, summary.high)
+        if not math.isnan(summary.low):
+            low, high = max(summary.low, 0.0), min(summary.high, 1.0)
         return Span(label, summary.mean, low, high, group, color, n < FEW)
     return Span(label, found[0], low, high, group, color, n < FEW)
 
@@ -149,7 +151,7 @@ def _compared(chapter: Chapter) -> list[str]:
             higher = metric == "accuracy_group_min"
             top = (max if higher else min)(means, key=lambda m: means[m])
             word = "highest" if higher else "smallest"
-            said.append(f"The {word} {what} has {top}: {number(means[top])}, mean over seeds.")
+            said.append(f"{top} has the {word} {what}: {number(means[top])}, mean over seeds.")
     return said
 
 
@@ -193,7 +195,7 @@ def _by_client_figure(chapter: Chapter) -> Dots | None:
             least = record.cells["examples"].groupby(level="client").min()
             for name, value in record.clients[column].items():
                 if math.isfinite(value):
-                    few = bool(least.get(name, 0) < FEW)  # type: ignore[call-overload]
+                    few = bool(least.get(name, 0) < FEW)
                     dots.append(Dot(float(value), f"{name}, seed {record.seed}", few))
         if dots:
             mean = sum(d.value for d in dots) / len(dots)
@@ -204,18 +206,21 @@ def _by_client_figure(chapter: Chapter) -> Dots | None:
     return Dots(
         "groups_by_client", "Difference between groups inside each client",
         " ".join(f"{r.label}: {r.remark}." for r in rows),
-        "difference in selection rates; grey: a group with fewer than 10 examples there", rows,
+        "difference in selection rates; grey: a group has fewer than 10 examples", rows,
         low=0.0,
     )  # fmt: skip
 
 
 def _by_client(chapter: Chapter, rates: Sequence[Rate]) -> Grid | None:
     """Rates by client and group in the first run of every method."""
-    rows, marks, left_out = [], [], 0
+    rows: list[list[str]] = []
+    marks: list[list[str]] = []
+    left_out = 0
     for method, own in chapter.by_method():
         if own[0].cells is None:
             continue
-        for (client, group), cell in completed(own[0].cells).iterrows():  # type: ignore[misc]
+        table = completed(own[0].cells)
+        for (client, group), cell in zip(table.index, table.to_dict("records"), strict=True):
             if len(rows) >= _ROWS:
                 left_out += 1
                 continue

@@ -58,7 +58,7 @@ def _panel(canvas: Canvas, figure: Bars, index: int, y: Scale, band: float) -> N
             "rect", f"{figure.categories[j]}, {row.label}: {number(value)}", class_="mark",
             x=f"{_LEFT + band * (j + 0.14):.1f}", y=a, width=f"{max(band * 0.72, 0.6):.1f}",
             height=f"{max(b - a, 0.8):.1f}",
-            fill=theme.muted if muted else theme.color(index if figure.shared else 0),
+            fill=theme.muted if muted else theme.color(row.color),
         )  # fmt: skip
 
 

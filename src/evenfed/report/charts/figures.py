@@ -94,6 +94,7 @@ class BarRow:
     label: str
     values: Sequence[float | None]
     muted: Sequence[bool] | None = None
+    color: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def _foot(canvas: Canvas, scale: Scale, top: float, bottom: float, axis: str,
         canvas.rule(x, top, x, bottom)
         canvas.text(x, bottom + 15, number(value), anchor="middle", size=11, fill=canvas.theme.soft)
     canvas.text(scale.start, bottom + 33, axis, size=12, fill=canvas.theme.soft,
-                room=scale.end - scale.start)  # fmt: skip
+                room=canvas.width - scale.start)  # fmt: skip
     for label, value in references:
         x = scale(value)
         canvas.rule(x, top - 4, x, bottom, color=canvas.theme.soft, dash="3 3")
