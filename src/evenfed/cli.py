@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evenfed import __version__, cli_flower, cli_model, cli_silos
+from evenfed import __version__, cli_flower, cli_model, cli_papers, cli_silos
 from evenfed.core.errors import ConfigError, EvenfedError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_flower.app, name="flower")
+app.command("paper")(cli_papers.command)
 cli_model.register(app)
 
 ConfigFile = Annotated[

@@ -1,0 +1,133 @@
+"""The command that rebuilds papers' tables."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenfed.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evenfed.papers.recipe import Paper, Protocol, Setting, Table
+
+PROTOCOL = "published or sound; see the paper's page."
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="A paper; without it, all are listed.")] = None,
+    table: Annotated[str | None, typer.Option(help="One of its tables, e.g. table1.")] = None,
+    protocol: Annotated[str, typer.Option(help=PROTOCOL)] = "published",
+    quick: Annotated[bool, typer.Option("--quick", help="A small version: two minutes.")] = False,
+    seeds: Annotated[
+        str | None, typer.Option(help="e.g. 0,1,2 instead of the table's own.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 1,
+    out: Annotated[
+        Path, typer.Option(help="Folder of stored jobs and results; a broken table goes on there.")
+    ] = Path("papers"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the quick version and compare with the stored one.")
+    ] = False,
+    pages: Annotated[
+        Path | None, typer.Option(help="Write the pages of all papers there, e.g. docs/papers.")
+    ] = None,
+) -> None:
+    """Rebuild a paper's tables: the published figure, ours over seeds, and a verdict.
+
+    Each finished run is stored at once below --out, and the same command goes on after a break.
+
+    Example: evenfed paper hetpfl --table table1 --protocol sound --jobs 2
+    """
+    from evenfed.papers import pages as pages_of
+    from evenfed.papers.recipe import PROTOCOLS, paper
+
+    if pages is not None:
+        for path in pages_of.write_pages(pages, out):
+            typer.echo(path)
+        return
+    if name is None:
+        _list()
+        return
+    wanted = paper(name)
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"--protocol is '{protocol}'; it may be {' or '.join(PROTOCOLS)}")
+    chosen = wanted.tables if table is None else (wanted.table(table),)
+    chosen = tuple(t for t in chosen if protocol in t.seeds)
+    if not chosen:
+        raise ConfigError(f"{table or name} has no protocol '{protocol}'")
+    given = None if seeds is None else _integers(seeds)
+    failed = 0
+    for one in chosen:
+        setting = one.setting(protocol, quick or check, given)
+        failed += (
+            _checked(wanted, one, setting, out, jobs)
+            if check
+            else _run(wanted, one, setting, out, jobs)
+        )
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int) -> int:
+    from evenfed.papers.pages import table_text
+    from evenfed.papers.running import rebuild
+    from evenfed.papers.store import result_path
+
+    minutes = table.minutes(setting)
+    typer.echo(
+        f"{wanted.title}, {table.title}, {setting.protocol}: about {minutes:.0f} minutes of one "
+        f"thread, {minutes / jobs:.0f} with --jobs {jobs}", err=True,
+    )  # fmt: skip
+    results = rebuild(
+        wanted, table, setting, folder=out, jobs=jobs, say=lambda text: typer.echo(text, err=True)
+    )
+    typer.echo(f"{wanted.title}, {table.title}, {setting.protocol} protocol\n")
+    typer.echo(table_text(table, results))
+    typer.echo(f"\nstored in {result_path(wanted.name, table.key, setting, out)}")
+    return 0
+
+
+def _checked(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int) -> int:
+    """Number of cells that moved."""
+    from evenfed.papers import store
+    from evenfed.papers.checking import differences
+    from evenfed.papers.running import rebuild
+
+    stored = store.read(store.result_path(wanted.name, table.key, setting, out))
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = rebuild(wanted, table, stored.setting, folder=Path(folder), jobs=jobs)
+    moved = differences(stored, fresh)
+    for difference in moved:
+        typer.echo(difference)
+    what = f"{wanted.title}, {table.title}, {setting.protocol}, quick"
+    typer.echo(f"{what}: {'as stored' if not moved else f'{len(moved)} cells moved'}")
+    return len(moved)
+
+
+def _list() -> None:
+    from evenfed.papers.recipe import names, paper
+
+    for name in names():
+        wanted = paper(name)
+        typer.echo(f"{name}: {wanted.title}")
+        for table in wanted.tables:
+            for protocol in table.seeds:
+                full, quick = (_minutes(table, protocol, q) for q in (False, True))
+                typer.echo(
+                    f"  --table {table.key:<8} --protocol {protocol:<9} {table.title}; minutes of "
+                    f"one thread: {full:.0f}, --quick {quick:.1f}"
+                )
+
+
+def _minutes(table: Table, protocol: Protocol, quick: bool) -> float:
+    return table.minutes(table.setting(protocol, quick))
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--seeds takes whole numbers with commas, not '{text}'") from error

@@ -1,0 +1,215 @@
+"""Results as files: one JSON a finished job, and one a finished table.
+
+    FOLDER/parts/NAME/DIGEST.json
+    FOLDER/results/NAME-TABLE-PROTOCOL[-quick].json
+
+The digest is that of a job's settings, so tables that need the same job share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evenfed.core.errors import RunFolderError
+from evenfed.papers.recipe import Job, Outcome, Setting
+from evenfed.runs.config import versions
+from evenfed.runs.folder import write_atomically
+
+FOLDER = Path("papers")
+
+
+def stem(paper: str, table: str, setting: Setting) -> str:
+    """Name of a result's file, without its ending."""
+    return f"{paper}-{table}-{setting.protocol}" + ("-quick" if setting.quick else "")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished job."""
+
+    job: str
+    rows: tuple[str, ...]
+    column: str
+    seed: int
+    seconds: float
+    settings: dict[str, Any]
+    outcome: Outcome
+
+    def table(self) -> dict[str, Any]:
+        """As JSON; what is undefined is null."""
+        values = {row: _nulls(of) for row, of in self.outcome.values.items()}
+        found: dict[str, Any] = {
+            "job": self.job, "rows": list(self.rows), "column": self.column, "seed": self.seed,
+            "seconds": round(self.seconds, 2), "settings": self.settings, "values": values,
+        }  # fmt: skip
+        if self.outcome.facts:
+            found["facts"] = self.outcome.facts
+        if self.outcome.curves:
+            found["curves"] = {
+                row: [[round(x, 4) for x in point] for point in curve]
+                for row, curve in self.outcome.curves.items()
+            }
+        return found
+
+    @classmethod
+    def of(cls, table: dict[str, Any]) -> Run:
+        """From JSON."""
+        values = {
+            row: {k: math.nan if v is None else float(v) for k, v in of.items()}
+            for row, of in table["values"].items()
+        }
+        outcome = Outcome(values, table.get("facts", {}), table.get("curves", {}))
+        return cls(
+            table["job"], tuple(table["rows"]), table["column"], table["seed"], table["seconds"],
+            table["settings"], outcome,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished table."""
+
+    paper: str
+    table: str
+    setting: Setting
+    versions: dict[str, str]
+    machine: dict[str, int]
+    runs: tuple[Run, ...]
+
+    @property
+    def minutes(self) -> float:
+        """Minutes that its jobs took, one after the other."""
+        return sum(run.seconds for run in self.runs) / 60
+
+    def values(self, row: str, column: str, metric: str) -> list[float]:
+        """One number a seed, in the order of the seeds; empty where the cell was not run."""
+        found = {
+            run.seed: run.outcome.values[row][metric]
+            for run in self.runs
+            if run.column == column and metric in run.outcome.values.get(row, {})
+        }
+        return [found[seed] for seed in self.setting.seeds if seed in found]
+
+    def facts(self, row: str, column: str) -> dict[str, list[str]]:
+        """Words of a cell, one a seed."""
+        found: dict[str, list[str]] = {}
+        for run in self.runs:
+            if run.column == column:
+                for name, word in run.outcome.facts.get(row, {}).items():
+                    found.setdefault(name, []).append(word)
+        return found
+
+    def curves(self, column: str, seed: int) -> dict[str, list[list[float]]]:
+        """Points by row, of one seed."""
+        chosen = [run for run in self.runs if run.column == column and run.seed == seed]
+        return {row: points for run in chosen for row, points in run.outcome.curves.items()}
+
+    def text(self) -> str:
+        """As JSON, one run a line."""
+        head = {
+            "paper": self.paper, "table": self.table, "protocol": self.setting.protocol,
+            "quick": self.setting.quick, "seeds": list(self.setting.seeds),
+            "versions": self.versions, "machine": self.machine,
+        }  # fmt: skip
+        lines = ",\n".join(f"  {_json(run.table())}" for run in self.runs)
+        return _json(head, indent=1).removesuffix("\n}") + f',\n "runs": [\n{lines}\n ]\n}}\n'
+
+
+def machine(jobs: int) -> dict[str, int]:
+    """What the times depend on: processors, processes, threads of each."""
+    return {"cpus": os.cpu_count() or 1, "processes": jobs, "threads": 1}
+
+
+def collected(paper: str, table: str, setting: Setting, runs: Iterable[Run], jobs: int) -> Results:
+    """The results of a table whose jobs are all finished."""
+    return Results(paper, table, setting, versions(), machine(jobs), tuple(runs))
+
+
+def write(results: Results, folder: Path) -> Path:
+    """Write a table's results; returns the file."""
+    path = result_path(results.paper, results.table, results.setting, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, results.text().encode())
+    return path
+
+
+def result_path(paper: str, table: str, setting: Setting, folder: Path) -> Path:
+    """Where a table's results are."""
+    return folder / "results" / f"{stem(paper, table, setting)}.json"
+
+
+def read(path: Path) -> Results:
+    """Read a table's results."""
+    if not path.is_file():
+        raise RunFolderError(
+            f"there are no stored results at '{path}'; run the table first, or name the folder "
+            "that has them with --out"
+        )
+    content = json.loads(path.read_text(encoding="utf-8"))
+    setting = Setting(content["protocol"], content["quick"], tuple(content["seeds"]))
+    runs = tuple(Run.of(run) for run in content["runs"])
+    return Results(
+        content["paper"], content["table"], setting, content["versions"], content["machine"], runs
+    )
+
+
+def stored(folder: Path, paper: str) -> list[Results]:
+    """All stored results of a paper, full ones before quick ones."""
+    files = sorted((folder / "results").glob(f"{paper}-*.json"))
+    found = [read(file) for file in files]
+    return sorted((r for r in found if r.paper == paper), key=lambda r: r.setting.quick)
+
+
+class Parts:
+    """The finished jobs of a paper, whichever of its tables asked for them."""
+
+    def __init__(self, paper: str, folder: Path) -> None:
+        self.folder = folder / "parts" / paper
+
+    def get(self, job: Job) -> Run | None:
+        """The stored result of a job, if it has these very settings and versions."""
+        settings = _plain(job.settings)
+        path = self._path(settings)
+        if not path.is_file():
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["settings"] != settings or content["versions"] != versions():
+            return None
+        found = Run.of(content)
+        return replace(found, job=job.key, rows=job.rows, column=job.column)
+
+    def put(self, run: Run) -> None:
+        """Store a finished job."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = {**run.table(), "versions": versions()}
+        write_atomically(self._path(run.settings), _json(content, indent=1).encode())
+
+    def _path(self, settings: Any) -> Path:
+        text = json.dumps(settings, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
+
+
+def finished(job: Job, outcome: Outcome, seconds: float) -> Run:
+    """A job with what it measured."""
+    settings = _plain(job.settings)
+    return Run(job.key, job.rows, job.column, job.seed, seconds, settings, outcome)
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from a file: lists for tuples."""
+    return json.loads(_json(value))
+
+
+def _nulls(values: dict[str, float]) -> dict[str, float | None]:
+    return {k: float(v) if math.isfinite(v) else None for k, v in values.items()}
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, allow_nan=False, default=dict)

@@ -1,0 +1,202 @@
+"""Running, storing, going on, checking: on a paper that is made up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evenfed.core.errors import ConfigError, DataError, RunFolderError
+from evenfed.papers import pages, store
+from evenfed.papers.checking import differences
+from evenfed.papers.recipe import (
+    Claim,
+    Column,
+    Figures,
+    Job,
+    Metric,
+    Outcome,
+    Paper,
+    Published,
+    Row,
+    Setting,
+    Table,
+)
+from evenfed.papers.running import _elsewhere, rebuild
+from evenfed.papers.store import Results
+
+CALLS: list[str] = []
+BREAK: set[str] = set()
+
+
+def jobs(setting: Setting) -> list[Job]:
+    return [
+        Job(f"toy-{row}-{seed}", (row,), "toy", seed, {"row": row, "seed": seed}, 60.0)
+        for seed in setting.seeds
+        for row in ("good", "bad")
+    ]
+
+
+def run(job: Job) -> Outcome:
+    if job.key in BREAK:
+        raise KeyboardInterrupt
+    CALLS.append(job.key)
+    value = {"good": 0.9, "bad": 0.5}[job.settings["row"]] + 0.01 * job.settings["seed"]
+    values = {"accuracy": value, "limit": math.nan}
+    return Outcome({job.rows[0]: values}, {job.rows[0]: {"bounds": "feasible"}})
+
+
+TABLE = Table(
+    "table1",
+    "Table 1",
+    (Row("good", "Good"), Row("bad", "Bad", reference=True)),
+    (Column("toy", "TOY", "synthetic"),),
+    {"published": (Metric("accuracy", "accuracy"), Metric("limit", "limit"))},
+    jobs,
+    run,
+    {"published": (0, 1, 2)},
+    incomparable={"published/bad/*": "it is bad"},
+    reasons={"published/good/*": "Good: a reason."},
+    claims=(Claim("Good beats bad", "good", "bad", "accuracy", ("toy",)),),
+)
+PAPER = Paper("toy", "Toy", "Nobody.", (TABLE,), {"published": "as made up."})
+FULL = TABLE.setting("published", quick=False)
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: Figures = {
+        ("good", "toy", "accuracy"): Published(0.8),
+        ("bad", "toy", "accuracy"): Published(0.8),
+    }
+    monkeypatch.setattr(pages, "published", lambda name, table: figures)
+    monkeypatch.setattr(pages, "paper", lambda name: PAPER)
+    monkeypatch.setattr(pages, "names", lambda: ["toy"])
+    CALLS.clear()
+    BREAK.clear()
+
+
+def test_a_broken_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    BREAK.add("toy-bad-1")
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    assert CALLS == ["toy-good-0", "toy-bad-0", "toy-good-1"]
+    BREAK.clear()
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    assert CALLS[3:] == ["toy-bad-1", "toy-good-2", "toy-bad-2"]
+    assert results.values("good", "toy", "accuracy") == pytest.approx([0.9, 0.91, 0.92])
+
+
+def test_jobs_with_other_settings_are_run_again(tmp_path: Path) -> None:
+    rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    more = replace(FULL, seeds=(0, 1, 2, 3))
+    rebuild(PAPER, TABLE, more, folder=tmp_path)
+    assert CALLS[6:] == ["toy-good-3", "toy-bad-3"]
+
+
+def test_stored_results_come_back_as_they_were(tmp_path: Path) -> None:
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    path = tmp_path / "results" / "toy-table1-published.json"
+    again = store.read(path)
+    assert again.text() == results.text() == path.read_text(encoding="utf-8")
+    assert again.setting == FULL
+    assert again.machine["threads"] == 1
+    assert "torch" in again.versions
+    assert math.isnan(again.values("good", "toy", "limit")[0])
+
+
+def test_results_name_no_host(tmp_path: Path) -> None:
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    assert set(results.machine) == {"cpus", "processes", "threads"}
+
+
+def test_missing_results_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="run the table first"):
+        store.read(tmp_path / "none.json")
+
+
+def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seeds must be different"):
+        rebuild(PAPER, TABLE, replace(FULL, seeds=(1, 1)), folder=tmp_path)
+
+
+def test_a_protocol_that_a_table_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no protocol 'sound'"):
+        TABLE.setting("sound", quick=True)
+
+
+def test_missing_data_are_named_before_the_first_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENFED_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+    table = replace(TABLE, columns=(Column("toy", "TOY", "bank"),))
+    with pytest.raises(DataError, match=r"needs the dataset 'bank'.*UCI") as error:
+        rebuild(PAPER, table, FULL, folder=tmp_path)
+    assert "EVENFED_DATA" in str(error.value)
+    assert not CALLS
+
+
+def fresh(results: Results, change: float) -> Results:
+    moved = []
+    for r in results.runs:
+        values = {row: dict(of) for row, of in r.outcome.values.items()}
+        if "good" in values:
+            values["good"]["accuracy"] += change
+        moved.append(replace(r, outcome=replace(r.outcome, values=values)))
+    return replace(results, runs=tuple(moved))
+
+
+def test_a_check_allows_three_stored_spreads(tmp_path: Path) -> None:
+    # the standard deviation of 0.90, 0.91, 0.92 is 0.01
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    assert differences(results, fresh(results, 0.029)) == []
+    (found,) = differences(results, fresh(results, 0.031))
+    assert (found.row, found.column, found.metric) == ("good", "toy", "accuracy")
+    assert found.tolerance == pytest.approx(0.03)
+    assert "0.9100 stored, 0.9410 now" in str(found)
+
+
+def test_a_check_misses_a_cell_that_was_not_run(tmp_path: Path) -> None:
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    fewer = replace(results, runs=tuple(r for r in results.runs if r.rows != ("bad",)))
+    assert {d.row for d in differences(results, fewer)} == {"bad"}
+
+
+def test_a_page_shows_figure_ours_verdict_reason_and_ordering(tmp_path: Path) -> None:
+    rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    text = pages.page("toy", tmp_path)
+    assert "$ evenfed paper toy --table table1 --protocol published\n" in text
+    assert "| Good | 0.800 | 0.910 ± 0.025 | better (+0.110) | undefined | feasible |" in text
+    assert "| *Bad* | 0.800 | 0.510 ± 0.025 | not comparable (-0.290) |" in text
+    assert "- Good: a reason." in text
+    assert "- 1 cell: it is bad." in text
+    assert "- Good beats bad: TOY holds." in text
+
+
+def test_the_index_counts_verdicts_and_lists_what_is_open(tmp_path: Path) -> None:
+    assert "about 6 minutes" in pages.index(tmp_path)
+    rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    text = pages.index(tmp_path)
+    assert "| Table 1 | published | 3 | 0 | 1 | 0 | 1 | 1 holds |" in text
+    assert "Not run in full yet" not in text
+
+
+def test_a_quick_version_gets_no_verdict(tmp_path: Path) -> None:
+    quick = replace(FULL, quick=True)
+    results = rebuild(PAPER, TABLE, quick, folder=tmp_path)
+    words = {v.word for v in pages.verdicts(TABLE, results).values()}
+    assert words == {"not comparable"}
+
+
+def test_a_job_in_another_process_is_found_by_its_name() -> None:
+    from evenfed.papers.recipe import paper
+
+    table = paper("hetpfl").table("table1")
+    setting = table.setting("published", quick=True)
+    found = _elsewhere("hetpfl", "table1", setting, "synthetic-constant-0")
+    # 60.53 % of the published split's test labels are 1
+    value = found.outcome.values["constant"]["global_hypervolume"]
+    assert value == pytest.approx(0.6053, abs=1e-4)

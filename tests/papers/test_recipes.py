@@ -1,0 +1,105 @@
+"""Every paper's recipe is whole, and the pages are those that the stored results make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evenfed.core.errors import ConfigError
+from evenfed.data.registry import source_names
+from evenfed.papers import pages, store
+from evenfed.papers.recipe import names, paper, published
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "papers"
+TABLES = [(name, table.key) for name in names() for table in paper(name).tables]
+STORED = sorted((ROOT / "papers" / "results").glob("*.json"))
+REWRITE = "run: .venv/bin/evenfed paper --pages docs/papers"
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_every_published_figure_has_its_cell(name: str, key: str) -> None:
+    table = paper(name).table(key)
+    rows, columns = ({part.key for part in parts} for parts in (table.rows, table.columns))
+    metrics = {metric.key for of in table.metrics.values() for metric in of}
+    for row, column, metric in published(name, key):
+        assert (row in rows, column in columns, metric in metrics) == (True, True, True)
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_jobs_are_data_with_names_of_their_own(name: str, key: str) -> None:
+    table = paper(name).table(key)
+    for protocol in table.seeds:
+        for quick in (False, True):
+            jobs = table.jobs(table.setting(protocol, quick))
+            assert jobs
+            assert len({job.key for job in jobs}) == len(jobs)
+            settings = [json.dumps(job.settings, sort_keys=True, default=dict) for job in jobs]
+            assert len(set(settings)) == len(settings)
+            assert {job.column for job in jobs} <= {column.key for column in table.columns}
+            assert {job.seed for job in jobs} == set(table.setting(protocol, quick).seeds)
+            assert all(job.settings["seed"] == job.seed for job in jobs)
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_a_full_table_takes_an_hour_of_two_processes_at_most(name: str, key: str) -> None:
+    table = paper(name).table(key)
+    for protocol in table.seeds:
+        assert table.minutes(table.setting(protocol, quick=False)) <= 120
+        assert table.minutes(table.setting(protocol, quick=True)) <= 2
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_a_sound_protocol_has_five_seeds(name: str, key: str) -> None:
+    seeds = paper(name).table(key).seeds
+    assert "sound" not in seeds or len(seeds["sound"]) >= 5
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
+def test_orderings_and_datasets_are_known(name: str, key: str) -> None:
+    table = paper(name).table(key)
+    rows, columns = ({part.key for part in parts} for parts in (table.rows, table.columns))
+    metrics = {metric.key for of in table.metrics.values() for metric in of}
+    for claim in table.claims:
+        assert {claim.row, claim.than} <= rows
+        assert set(claim.columns) <= columns
+        assert claim.metric in metrics
+    assert {column.dataset for column in table.columns} <= set(source_names())
+
+
+def test_a_wrong_name_is_answered_with_the_right_one() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'hetpfl'"):
+        paper("hetpf")
+    with pytest.raises(ConfigError, match="has no table 'table9'"):
+        paper("hetpfl").table("table9")
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_results_belong_to_the_recipe(path: Path) -> None:
+    results = store.read(path)
+    table = paper(results.paper).table(results.table)
+    assert path.stem == store.stem(results.paper, results.table, results.setting)
+    planned = table.jobs(results.setting)
+    assert [run.job for run in results.runs] == [job.key for job in planned]
+    for run, job in zip(results.runs, planned, strict=True):
+        assert run.settings == json.loads(json.dumps(job.settings, default=dict)), run.job
+        assert run.seconds > 0 or run.outcome.values
+    assert path.read_text(encoding="utf-8") == results.text()
+
+
+@pytest.mark.parametrize("name", ["index", *names()])
+def test_pages_are_those_that_the_stored_results_make(name: str) -> None:
+    folder = ROOT / "papers"
+    text = pages.index(folder) if name == "index" else pages.page(name, folder)
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == text, REWRITE
+
+
+def test_figures_that_the_pages_name_are_there() -> None:
+    for name in names():
+        for results in store.stored(ROOT / "papers", name):
+            for _, file, svg in pages.drawn(paper(name).table(results.table), results):
+                assert (DOCS / "figures" / file).is_file(), REWRITE
+                assert svg.startswith("<?xml")
+                assert "<svg" in svg
