@@ -293,14 +293,24 @@ def demo(out: Out = None, as_json: Json = False, quiet: Quiet = False) -> None:
 
 
 @app.command()
-def report(folder: Folder) -> None:
-    """(Re)build the page of a run or a study, and print its path.
+def report(
+    folder: Folder,
+    figures: Annotated[
+        list[str] | None, typer.Option(help="Figures as files too: svg, pdf or png. Repeatable.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(help="Tables as files too: latex, markdown or csv. Repeatable."),
+    ] = None,
+) -> None:
+    """(Re)build the report of a run or a study, and print the paths of its files.
 
-    Example: evenfed report runs/loans-fedavg-0
+    Example: evenfed report runs/loans-fedavg-0 --figures pdf --tables latex
     """
-    from evenfed.report.page import write_page
+    from evenfed.report.files import write_files
 
-    typer.echo(write_page(folder))
+    for path in write_files(folder, figures or [], tables or []):
+        typer.echo(path)
 
 
 @contextmanager
