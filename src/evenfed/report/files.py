@@ -5,20 +5,41 @@ from __future__ import annotations
 import csv
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 from evenfed.core.errors import ConfigError
 from evenfed.report.charts import standalone
-from evenfed.report.page import Page
+from evenfed.report.page import Page, opened, page_of, write_text
 from evenfed.report.sections import Grid, Section
-from evenfed.runs.folder import write_atomically
+from evenfed.runs.folder import REPORT, write_atomically
 from evenfed.runs.rendering import tex
 
 FIGURES, TABLES = "figures", "tables"
+FIGURE_KINDS, TABLE_KINDS = ("svg", "pdf", "png"), ("latex", "markdown", "csv")
 _DPI = 300
+
+
+def write_files(folder: Path, figures: Sequence[str], tables: Sequence[str]) -> list[Path]:
+    """Write the report of a folder, then its figures and tables in the formats asked for."""
+    page = page_of(opened(folder))
+    for kind in figures:
+        _check(kind, FIGURE_KINDS, "figures")
+    for kind in tables:
+        _check(kind, TABLE_KINDS, "tables")
+    written = [write_text(page, folder / REPORT)]
+    for kind in figures:
+        written += write_figures(page, folder, kind)
+    for kind in tables:
+        written += write_tables(page, folder, kind)
+    return written
+
+
+def _check(kind: str, kinds: Sequence[str], option: str) -> None:
+    if kind not in kinds:
+        raise ConfigError(f"--{option} is '{kind}'; it may be {', '.join(kinds)}")
 
 
 def write_figures(page: Page, folder: Path, kind: str) -> list[Path]:
@@ -29,9 +50,8 @@ def write_figures(page: Page, folder: Path, kind: str) -> list[Path]:
     kind : {"svg", "pdf", "png"}
         PDF and PNG need the extra `figures`.
     """
+    _check(kind, FIGURE_KINDS, "figures")
     makers: dict[str, Callable[[str], bytes]] = {"svg": str.encode, "pdf": pdf, "png": png}
-    if kind not in makers:
-        raise ConfigError(f"--figures is '{kind}'; it may be {', '.join(makers)}")
     found = list(named((part, s.figures) for part, s in _sections(page)))
     drawn = [(f"{name}.{kind}", makers[kind](standalone(figure))) for name, figure in found]
     return _written(folder / FIGURES, drawn)
@@ -40,8 +60,7 @@ def write_figures(page: Page, folder: Path, kind: str) -> list[Path]:
 def write_tables(page: Page, folder: Path, kind: str) -> list[Path]:
     """Write every table to `tables/NAME` in a folder; `kind` is latex, markdown or csv."""
     makers = {"latex": ("tex", latex), "markdown": ("md", markdown), "csv": ("csv", as_csv)}
-    if kind not in makers:
-        raise ConfigError(f"--tables is '{kind}'; it may be {', '.join(makers)}")
+    _check(kind, TABLE_KINDS, "tables")
     ending, make = makers[kind]
     found = named((part, s.grids) for part, s in _sections(page))
     return _written(

@@ -91,7 +91,12 @@ def opened(folder: Path) -> Record | Study:
 
 def write_report(what: Record | Study, path: Path) -> Path:
     """Write a report as one HTML file."""
-    write_atomically(path, render(page_of(what)).encode())
+    return write_text(page_of(what), path)
+
+
+def write_text(page: Page, path: Path) -> Path:
+    """Write a page that is made already."""
+    write_atomically(path, render(page).encode())
     return path
 
 

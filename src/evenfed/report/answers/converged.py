@@ -58,7 +58,8 @@ def converged(chapter: Chapter) -> Section | None:
     notes = ["Validation data of the clients that evaluations ask; test data are never looked at "
              "before the end."]  # fmt: skip
     if len(chapter.seeds) > 1:
-        notes.append("Lines are means over seeds, bands reach from the lowest seed to the highest.")
+        notes.append("Lines are means over seeds; bands, drawn for at most three methods, reach "
+                     "from the lowest seed to the highest.")  # fmt: skip
     if chapter.references:
         notes.append("Grey: references.")
     return Section("converged", "How did it converge?", said, figures, notes=notes)

@@ -141,7 +141,7 @@ def _scatter(chapter: Chapter, records: list[Record]) -> Scatter | None:
     constant = chapter.first["metrics"].get("constant_accuracy")
     marks = [] if constant is None else [("constant predictor", 0.0, 1.0 - constant)]
     title = f"Error against disparity on test data, seed {records[0].seed}"
-    return Scatter("front", title, text, "disparity", "error", clouds, marks)
+    return Scatter("front", title, text, "disparity", "error", clouds, marks, joined=False)
 
 
 def _said(chapter: Chapter, records: list[Record]) -> list[str]:

@@ -183,6 +183,8 @@ class Scatter:
     clouds: Sequence[Cloud] = field(default_factory=tuple)
     points: Sequence[tuple[str, float, float]] = ()
     """Single points with a label, such as the constant predictor."""
+    joined: bool = True
+    """Whether a line joins the best points: not where they were chosen on other data."""
 
 
 Figure = Dots | Lines | Bars | Spans | Heat | Scatter

@@ -10,6 +10,8 @@ from evenfed.report.charts.rows import is_narrow
 
 COLORED = 7
 """Series with a colour of their own; further ones are grey."""
+BANDED = 3
+"""Lines up to which bands are drawn; more of them would hide each other."""
 _TOP, _FOOT, _LEFT = 26, 44, 46
 
 
@@ -62,9 +64,10 @@ def draw_lines(figure: Lines, width: float, theme: Theme) -> Canvas:
     for label, value in figure.limits:
         canvas.rule(x.start, y(value), x.end, y(value), color=theme.soft, dash="3 3")
         canvas.text(x.start + 4, y(value) - 4, label, size=11, fill=theme.soft)
+    banded = sum(not line.muted for line in figure.lines) <= BANDED
     order = list(enumerate(figure.lines))
     for i, line in reversed(order):  # the first lies on top
-        _line(canvas, line, i, x, y)
+        _line(canvas, line, i, x, y, banded and not line.muted)
     ends = [(i, line, _last(line)) for i, line in order[: len(named)] if not line.muted]
     found = [(i, line, end) for i, line, end in ends if end is not None]
     places = _spread([y(end) for _, _, end in found], 14, _TOP, height - _FOOT)
@@ -79,11 +82,11 @@ def _last(line: Line) -> float | None:
     return found[-1] if found else None
 
 
-def _line(canvas: Canvas, line: Line, index: int, x: Scale, y: Scale) -> None:
+def _line(canvas: Canvas, line: Line, index: int, x: Scale, y: Scale, banded: bool) -> None:
     theme = canvas.theme
     grey = line.muted or index >= COLORED
     color = theme.muted if grey else theme.color(index)
-    if line.low is not None and line.high is not None:
+    if banded and line.low is not None and line.high is not None:
         band = [(a, lo, hi) for a, lo, hi in zip(line.x, line.low, line.high, strict=True)
                 if lo is not None and hi is not None]  # fmt: skip
         there = [f"{x(a)},{y(hi)}" for a, _, hi in band]
@@ -114,7 +117,7 @@ def draw_scatter(figure: Scatter, width: float, theme: Theme) -> Canvas:
     _frame(canvas, x, y, (figure.x, figure.y))
     key = float(_LEFT)
     for i, cloud in enumerate(figure.clouds):
-        _cloud(canvas, cloud, i, x, y)
+        _cloud(canvas, cloud, i, x, y, figure.joined)
         canvas.add("circle", cx=f"{key + 5:g}", cy=24, r=4.5, fill=theme.color(i))
         canvas.text(key + 14, 28, cloud.label, weight=600, fill=theme.color(i))
         key += width_of(cloud.label, 12.5) + 36
@@ -127,14 +130,15 @@ def draw_scatter(figure: Scatter, width: float, theme: Theme) -> Canvas:
     return canvas
 
 
-def _cloud(canvas: Canvas, cloud: Cloud, index: int, x: Scale, y: Scale) -> None:
+def _cloud(canvas: Canvas, cloud: Cloud, index: int, x: Scale, y: Scale, joined: bool) -> None:
     color = canvas.theme.color(index)
     best = cloud.best or [True] * len(cloud.x)
     names = cloud.names or [cloud.label] * len(cloud.x)
     chosen = sorted((a, b) for a, b, good in zip(cloud.x, cloud.y, best, strict=True) if good)
     path = " ".join(f"{x(a)},{y(b)}" for a, b in chosen)
-    canvas.add("polyline", points=path, fill="none", stroke=color, stroke_width="1.5",
-               stroke_dasharray=DASHES[index % len(DASHES)])  # fmt: skip
+    if joined:
+        canvas.add("polyline", points=path, fill="none", stroke=color, stroke_width="1.5",
+                   stroke_dasharray=DASHES[index % len(DASHES)])  # fmt: skip
     for a, b, name, good in zip(cloud.x, cloud.y, names, best, strict=True):
         canvas.add("circle", name, class_="mark", cx=x(a), cy=y(b), r=4 if good else 3, fill=color,
                    fill_opacity="0.85" if good else "0.25")  # fmt: skip
