@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from evenfed import __version__, cli_flower, cli_model, cli_papers, cli_silos
+from evenfed import __version__, cli_flower, cli_model, cli_papers, cli_show, cli_silos
+from evenfed.cli_show import observed
 from evenfed.core.errors import ConfigError, EvenfedError
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_flower.app, name="flower")
-app.command("paper")(cli_papers.command)
 cli_model.register(app)
+app.command("demo")(cli_show.demo)
+app.command("paper")(cli_papers.command)
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; options win over them.")
@@ -131,7 +132,7 @@ def run(
         with_settings(table, [*flags, *(settings or [])]), str(config) if config else "settings"
     )
     path = out or Path("runs", f"{parsed.data.name}-{parsed.method.name}-{parsed.seed}")
-    with _observed(parsed.rounds, 1, quiet, out) as observer:
+    with observed(parsed.rounds, 1, quiet, out) as observer:
         carry_out = cli_flower.run_here if parsed.built_engine().engine == "flower" else run_config
         result: Result | LocalResult = carry_out(parsed, path, observer, counted=out is None)
     _print_run(result, as_json, quiet)
@@ -205,7 +206,7 @@ def study(
     )
     path = out or Path("runs", "study-" + "-".join(dict.fromkeys(d.name for d in parsed.datasets)))
     plans = parsed.planned()
-    with _observed(max(p.config.rounds for p in plans), len(plans), quiet, out) as observer:
+    with observed(max(p.config.rounds for p in plans), len(plans), quiet, out) as observer:
         result = run_study(parsed, path, observer, counted=out is None)
     _print_study(result, format, as_json, quiet)
 
@@ -223,13 +224,13 @@ def resume(folder: Folder, as_json: Json = False, quiet: Quiet = False) -> None:
 
     if (folder / STUDY).is_file():
         plans = study_config(folder).planned()
-        with _observed(max(p.config.rounds for p in plans), len(plans), quiet, folder) as observer:
+        with observed(max(p.config.rounds for p in plans), len(plans), quiet, folder) as observer:
             result = resume_study(folder, observer)
         _print_study(result, "console", as_json, quiet)
         return
     RunFolder.open(folder)
     config = parse(read(folder / CONFIG), str(folder / CONFIG))
-    with _observed(config.rounds, 1, quiet, folder) as observer:
+    with observed(config.rounds, 1, quiet, folder) as observer:
         on_flower = config.built_engine().engine == "flower" and not RunFolder(folder).finished
         done: Result | LocalResult = (
             cli_flower.run_here(config, folder, observer, resumed=True)
@@ -279,20 +280,6 @@ def datasets(
 
 
 @app.command()
-def demo(out: Out = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Compare five methods on data that need no download; takes less than a minute.
-
-    Example: evenfed demo --out runs/demo
-    """
-    from evenfed.runs.demo import demo_config, findings, run_demo
-
-    plans = demo_config().planned()
-    with _observed(max(p.config.rounds for p in plans), len(plans), quiet, out) as observer:
-        result = run_demo(out or Path("runs", "demo"), observer, counted=out is None)
-    _print_study(result, "console", as_json, quiet, findings(result))
-
-
-@app.command()
 def report(
     folder: Folder,
     figures: Annotated[
@@ -311,20 +298,6 @@ def report(
 
     for path in write_files(folder, figures or [], tables or []):
         typer.echo(path)
-
-
-@contextmanager
-def _observed(rounds: int, runs: int, quiet: bool, folder: Path | None) -> Iterator[Any]:
-    """Progress on stderr; an interruption says how to go on."""
-    from evenfed.runs.progress import ProgressObserver
-
-    try:
-        with ProgressObserver(rounds, runs, quiet=quiet) as observer:
-            yield observer
-    except KeyboardInterrupt as error:
-        where = folder or "DIR` with the newest folder below `runs"
-        typer.echo(f"interrupted; go on with `evenfed resume {where}`", err=True)
-        raise typer.Exit(130) from error
 
 
 def _check_format(format: str) -> None:
@@ -361,9 +334,7 @@ def _print_run(result: Result | LocalResult, as_json: bool, quiet: bool) -> None
         typer.echo(f"\nfolder {result.folder}\npage   {page}")
 
 
-def _print_study(
-    result: Study, format: str, as_json: bool, quiet: bool, sentences: list[str] | None = None
-) -> None:
+def _print_study(result: Study, format: str, as_json: bool, quiet: bool) -> None:
     from rich.console import Console
 
     from evenfed.report.page import write_page
@@ -372,14 +343,11 @@ def _print_study(
     page = write_page(result.folder)
     texts = {"csv": result.to_csv, "markdown": result.to_markdown, "latex": result.to_latex}
     if as_json:
-        more = {} if sentences is None else {"findings": sentences}
-        _json({**result.measured(), **more})
+        _json(result.measured())
     elif format in texts:
         typer.echo(texts[format](), nl=False)
     else:
         result.console(to=Console(highlight=False, width=None if sys.stdout.isatty() else 180))
-        for sentence in sentences or []:
-            typer.echo(f"\n{sentence}")
         if not quiet:
             typer.echo(f"\nfolder {result.folder}\npage   {page}")
     if result.failed:

@@ -14,9 +14,8 @@ from evenfed.core.errors import ConfigError, RunFolderError
 from evenfed.methods.registry import methods
 from evenfed.runs import table as tables
 from evenfed.runs.comparison import Study
-from evenfed.runs.demo import demo_config, findings
 from evenfed.runs.plan import parse_study, with_study_settings
-from evenfed.runs.study import open_study, resume_study
+from evenfed.runs.study import open_study, resume_study, run_study
 from evenfed.runs.table import REFERENCE, Measurements
 
 FAST = {"rounds": 2, "engine": "vectorized"}
@@ -181,24 +180,6 @@ def test_direction_of_metrics(metric: str, higher: bool | None) -> None:
     assert tables.higher_is_better(metric) is higher
 
 
-def test_findings_of_the_demo_follow_the_numbers() -> None:
-    config = demo_config()
-    runs = []
-    for plan in config.planned():
-        worst = {"fedavg": 0.2, "local": 0.8}.get(plan.method, 0.5) + 0.001 * plan.seed
-        metrics = {
-            "client_accuracy_min": worst, "client_accuracy_std": worst / 10,
-            "client_accuracy_mean": 0.7, "accuracy": 0.6 + 0.01 * plan.seed,
-            "constant_accuracy": 0.9, "accuracy_group_min": 0.4,
-        }  # fmt: skip
-        measured = {"metrics": metrics, "cost": {"void_rounds": 0}, "dropped": {}}
-        runs.append(ef.runs.comparison.StudyRun(plan.method, plan.dataset, plan.seed, measured))
-    worst_client, spread, constant = findings(Study(config, runs))
-    assert "one shared model costs the client that is served worst" in worst_client
-    assert "clearly more" in spread
-    assert "no better than" in constant
-
-
 def test_local_and_centralized_are_references_unless_they_are_compared(small: Study) -> None:
     synthetic, _ = small.sections()
     labels = [row.label for row in synthetic.rows]
@@ -233,3 +214,32 @@ def test_a_method_that_does_not_apply_is_a_row_with_the_reason_and_no_failure(
         assert not study.failed
         note = study.table().loc[("digits", "fedfb")]["runs", "note"]
         assert note.startswith("does not apply: fedfb needs")
+
+
+def test_a_dataset_may_have_its_own_methods_model_and_geometry(tmp_path: Path) -> None:
+    table = {
+        "methods": ["fedavg", "qffl"],
+        "references": ["local"],
+        "datasets": [
+            {"name": "synthetic", "methods": ["fedavg"], "model": "logistic", "geometry": True},
+            {"name": "linear"},
+        ],
+        "seeds": [0],
+        **{"rounds": 1, "engine": {"engine": "vectorized"}},
+    }
+    config = parse_study(table)
+    found = {(p.dataset, p.method): p.config for p in config.planned()}
+    assert set(found) == {
+        ("synthetic", "fedavg"), ("synthetic", "local"),
+        ("linear", "fedavg"), ("linear", "qffl"), ("linear", "local"),
+    }  # fmt: skip
+    assert found["synthetic", "fedavg"].model.name == "logistic"
+    assert found["linear", "fedavg"].model.name == "auto"
+    assert [found[d, "fedavg"].geometry for d in ("synthetic", "linear")] == [True, False]
+    study = run_study(config, tmp_path / "s")
+    for one in (study, open_study(tmp_path / "s")):
+        labels = {part.dataset: [row.label for row in part.rows] for part in one.sections()}
+        assert labels["synthetic"] == ["fedavg", "local (reference)", REFERENCE]
+        assert labels["linear"] == ["fedavg", "qffl", "local (reference)"]
+    with pytest.raises(ConfigError, match=r"'qfl', which is not in the study.+'qffl'"):
+        parse_study({**table, "datasets": [{"name": "linear", "methods": ["qfl"]}]})

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError, QuorumError
@@ -35,7 +36,10 @@ from evenfed.engines.stacking import finite_rows
 from evenfed.engines.states import StateFunction, StateStore
 from evenfed.engines.workers import single_threaded_kernels
 
-__all__ = ["EngineOptions", "Federation", "Traffic"]
+__all__ = ["NOTED_CLIENTS", "EngineOptions", "Federation", "Traffic"]
+
+NOTED_CLIENTS = 200
+"""The largest federation whose history holds values of single clients."""
 
 
 @dataclass
@@ -140,6 +144,18 @@ class Federation:
     def note(self, **values: Any) -> None:
         """Remember values for this round's line of the history."""
         self.notes.update(values)
+
+    def note_by_client(self, name: str, clients: NDArray[np.int64], values: Tensor) -> None:
+        """Remember a value `(m,)` of each client, by name; of a large federation the quartiles.
+
+        Only for values that the server knows anyhow.
+        """
+        if len(self) > NOTED_CLIENTS:
+            quartiles = torch.quantile(values.double(), torch.linspace(0, 1, 5).double())
+            self.note(**{f"{name}_quartiles": quartiles.tolist()})
+            return
+        found = zip(clients.tolist(), values.tolist(), strict=True)
+        self.note(**{name: {self.population.client(i).name: round(v, 6) for i, v in found}})
 
     def map(
         self,

@@ -143,6 +143,10 @@ class Method:
         """What can be said about a finished run, by exchanges of its own; None: nothing."""
         return None
 
+    def diagnostics(self, federation: Federation, server: Server, schema: Schema) -> dict[str, Any]:
+        """Plain values about the trained state for the result file; only what the server knows."""
+        return {}
+
     def advice(self, federation: Federation) -> list[str]:
         """Warnings about this choice of hyperparameters on these clients, before training."""
         return []
@@ -169,15 +173,15 @@ class Method:
 
     def module(self, deployed: Tree, state: Tree) -> nn.Module:
         """The one model that a client uses as a plain module in evaluation mode."""
+        return self.loaded(self.parameters(deployed, state))
+
+    def loaded(self, params: Params) -> nn.Module:
+        """The task's module with given weights, in evaluation mode."""
         module = copy.deepcopy(self.task.template)
         module.load_state_dict({k: v.detach().clone() for k, v in params.items()}, strict=False)
         return module.eval()
 
     def evaluate(
-        return self.loaded(self.parameters(deployed, state))
-
-    def loaded(self, params: Params) -> nn.Module:
-        """The task's module with given weights, in evaluation mode."""
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
         """Client function of an evaluation: counts and loss sums, never rows."""

@@ -37,8 +37,9 @@ from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
+from evenfed.data.dataset import Schema
 from evenfed.engines.exchange import Population
-from evenfed.engines.federation import Federation
+from evenfed.engines.federation import NOTED_CLIENTS, Federation
 from evenfed.engines.fold import Tilted
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check_not_negative
 from evenfed.methods.focus_start import (
@@ -50,8 +51,8 @@ from evenfed.methods.focus_start import (
     first_models,
 )
 from evenfed.methods.soft_labels import (
-    by_model,
     Mixture,
+    by_model,
     e_step,
     each_model,
     effective_clusters,
@@ -257,6 +258,7 @@ class Focus(TrainsAlone):
             m=self.models,
             effective_clusters=effective_clusters(labels),
             dead_clusters=int((~alive).sum()),
+            cluster_shares=[round(v, 6) for v in labels.double().exp().mean(0).tolist()],
         )
         return {"params": params, "log_pi": known}
 
@@ -292,8 +294,6 @@ class Focus(TrainsAlone):
             )
         return trees.row(deployed, 0)  # type: ignore[no-any-return]
 
-    def adapted(self, deployed: Tree, data: Examples) -> Tree:
-        """Labels of a client that took no part: E steps from equal ones."""
     def module(self, deployed: Tree, state: Tree) -> nn.Module:
         """The client's mean of the models as one module."""
         if not trees.leaves(state):
@@ -302,9 +302,34 @@ class Focus(TrainsAlone):
         members = [self.loaded(trees.row(deployed, i)) for i in range(count)]
         return Mixture(members, state["log_pi"], self.task.kind == "regression").eval()
 
+    def adapted(self, deployed: Tree, data: Examples) -> Tree:
+        """Labels of a client that took no part: E steps from equal ones."""
         with torch.no_grad():
             losses = self.losses(deployed, data) * self.n_label_steps
         return {"log_pi": e_step(uniform(len(losses)).to(losses.device), losses, self.pi_floor)}
+
+    def diagnostics(self, federation: Federation, server: Server, schema: Schema) -> dict[str, Any]:
+        """Labels that clients sent last; of a large federation their means alone.
+
+        Clients that no cohort held sent none.
+        """
+        sent = ~(server["log_pi"] == uniform(self.models)).all(1)
+        found = server["log_pi"].double().exp()
+        known = found[sent] if bool(sent.any()) else found
+        result: dict[str, Any] = {
+            "models": self.models,
+            "effective_clusters": effective_clusters(known.log()),
+            "cluster_shares": known.mean(0).tolist(),
+            "clients_without_label": int((~sent).sum()) if self.models > 1 else 0,
+        }
+        if len(federation) <= NOTED_CLIENTS:
+            rows = zip(federation.everyone.tolist(), found.tolist(), sent.tolist(), strict=True)
+            result["memberships"] = {
+                federation.population.client(i).name: [round(v, 6) for v in row]
+                for i, row, did in rows
+                if did or self.models == 1
+            }
+        return result
 
     def memberships(self, server: Server, population: Population) -> Tensor:
         """Labels `pi_em` `(K, M)` that the server last saw, clients as in `population`."""

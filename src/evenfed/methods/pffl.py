@@ -39,7 +39,7 @@ from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check
 from evenfed.methods.certificate import Certify, GroupLossCertificate
 from evenfed.methods.certification import certified
 from evenfed.methods.constrained import BY_GROUP, COUNTED, MEASURED, GroupConstrained
-from evenfed.methods.group_loss import cell_factors, counted
+from evenfed.methods.group_loss import cell_factors, counted, risks
 from evenfed.methods.multipliers import Multipliers, Rule, climbed, first_climb
 from evenfed.methods.saddle import Saddle
 
@@ -225,6 +225,8 @@ class PFFL(GroupConstrained):
             multiplier_sum=float(multipliers.sum()),
             dual_regret=regret,
             dual_step=float(climb["step"]),
+            multipliers=multipliers.tolist(),
+            group_losses=_or_none(risks(found, active), active),
         )
         theta = kind.moved(server["theta"], excess, active, climb["step"])
         moved = {**server, "theta": theta, "climb": climb}
@@ -279,8 +281,26 @@ class PFFL(GroupConstrained):
             found.append("pffl: Adam's steps have their own scale; set scale_rate=false with it")
         return found
 
+    def diagnostics(self, federation: Federation, server: Server, schema: Schema) -> dict[str, Any]:
+        """Names and bounds of the cells, and the multipliers of the model handed out."""
+        active = self.active(server)
+        return {
+            "cells": self.cells.names(schema.groups.labels, schema.class_names),
+            "bounds": _or_none(self.limits(server), active),
+            "bounded": self.constraint != "minmax",
+            "scope": self.scope,
+            "multiplier_bound": self.lambda_bound,
+            "multipliers": self.returned(server)[1].tolist(),
+        }
+
     def certificate(
         self, federation: Federation, server: Server, schema: Schema
     ) -> GroupLossCertificate:
         """What is proved about the model handed out, on training data."""
         return certified(self, federation, server, schema)
+
+
+def _or_none(values: Tensor, active: Tensor) -> list[float | None]:
+    """Values `(Z,)` of active cells, None for others: JSON knows no infinity."""
+    pairs = zip(values.tolist(), active.tolist(), strict=True)
+    return [value if is_active else None for value, is_active in pairs]

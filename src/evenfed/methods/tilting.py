@@ -115,7 +115,7 @@ class Tilting:
             keep=single,
         )
         kept = {part: mean.kept[part].double().cpu() for part in single}
-        shares = self._shares(federation, kept["loss"], mean.sizes, prior)
+        shares = self._shares(federation, mean.clients, kept["loss"], mean.sizes, prior)
         return Answer(mean.value, mean.clients, kept.pop("loss"), shares, kept)
 
     def _stacked(
@@ -134,7 +134,7 @@ class Tilting:
         replies = federation.map(function, broadcast, draws=draws)
         uploads = each(replies.uploads)
         kept = {part: uploads[part].double().cpu() for part in single}
-        shares = self._shares(federation, kept["loss"], replies.sizes, prior)
+        shares = self._shares(federation, replies.clients, kept["loss"], replies.sizes, prior)
         even = torch.full_like(shares, 1.0 / len(shares))
 
         def mean(tree: Tree, p: Tensor) -> Tree:
@@ -147,7 +147,12 @@ class Tilting:
         return Answer(value, replies.clients, kept.pop("loss"), shares, kept)
 
     def _shares(
-        self, federation: Federation, losses: Tensor, sizes: Tensor, prior: Prior
+        self,
+        federation: Federation,
+        clients: NDArray[np.int64],
+        losses: Tensor,
+        sizes: Tensor,
+        prior: Prior,
     ) -> Tensor:
         """Weights of those that answered, with their diagnostics in the history."""
         base = sizes if prior == "size" else torch.ones_like(sizes)
@@ -158,6 +163,7 @@ class Tilting:
             largest_weight=float(p.max()),
             effective_clients=float(1.0 / p.square().sum()),
         )
+        federation.note_by_client("weights", clients, p)
         return p
 
     def weights_of(self, federation: Federation, answer: Answer) -> Tensor:

@@ -82,6 +82,8 @@ class Study:
         result = []
         for method in self.methods:
             runs = [r for r in self.runs if (r.dataset, r.method) == (dataset, method)]
+            if not runs:  # the study has the method on other data only
+                continue
             result.append(
                 tables.Measurements(
                     method,

@@ -6,7 +6,7 @@ import platform
 import tomllib
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import tomli_w
@@ -86,8 +86,11 @@ class CommonConfig(_Strict):
     evaluate_clients: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=5, ge=1)
     tail: float = Field(default=0.1, gt=0, le=1)
-    geometry: bool = False
-    """Whether loss geometry is measured at the end, which takes products with Hessians."""
+    geometry: bool | Literal["auto"] = False
+    """Whether loss geometry is measured at the end, which takes products with Hessians.
+
+    "auto": where every client uses one model; true refuses methods with several.
+    """
     versions: dict[str, str] = Field(default_factory=dict)
 
     def built_participation(self) -> Participation:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, suggest
 from evenfed.methods.base import Method
 from evenfed.methods.registry import methods as known_methods
 from evenfed.methods.registry import nested
@@ -20,6 +20,7 @@ from evenfed.runs.config import (
     CommonConfig,
     DataConfig,
     MethodConfig,
+    ModelConfig,
     RunConfig,
     first_problem,
     method_table,
@@ -27,6 +28,9 @@ from evenfed.runs.config import (
     toml_value,
 )
 
+_INSTEAD = ("rounds", "model", "geometry")
+_OWN = {"method", "methods", *_INSTEAD}
+"""What the entry of a dataset in a study holds beside the data's own options."""
 _OPTION = re.compile(r"^\s*[A-Za-z_][\w.]*\s*=")
 
 
@@ -58,22 +62,40 @@ class StudyData(DataConfig):
     ----------
     method : dict
         Options of every method on these data, e.g. the rate that was tuned for them.
-    rounds : int, optional
-        Rounds on these data, instead of the study's.
+    rounds, model, geometry : optional
+        What holds on these data, instead of the study's.
+    methods : list of str, optional
+        Names of the study's methods that run on these data, instead of all; references always do.
     """
 
     method: dict[str, Any] = Field(default_factory=dict)
     rounds: int | None = Field(default=None, ge=1)
+    model: ModelConfig | None = None
+    geometry: bool | Literal["auto"] | None = None
+    methods: list[str] | None = Field(default=None, min_length=1)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @property
     def data(self) -> DataConfig:
         """The data alone."""
-        return DataConfig(**self.model_dump(exclude={"method", "rounds"}))
+        return DataConfig(**self.model_dump(exclude=_OWN))
 
     def completed(self) -> StudyData:
         """A copy with the source's options written out."""
-        own: dict[str, Any] = {"method": self.method, "rounds": self.rounds}
-        return StudyData(**self.data.completed().model_dump(), **own)
+        return StudyData(**self.data.completed().model_dump(), **self.model_dump(include=_OWN))
+
+    def instead(self) -> dict[str, Any]:
+        """What holds on these data instead of the study's own."""
+        given = {name: getattr(self, name) for name in _INSTEAD}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def takes(self, method: str) -> bool:
+        """Whether a method of this name runs on these data."""
+        return self.methods is None or method in self.methods
 
 
 class TuneConfig(BaseModel):
@@ -142,7 +164,7 @@ class StudyConfig(CommonConfig):
                 label,
                 seed,
                 RunConfig(
-                    **{**shared, "rounds": data.rounds or self.rounds},
+                    **{**shared, **data.instead()},
                     method=MethodConfig(**method_entry({**method.model_dump(), **data.method})),
                     data=data.data,
                     seed=seed,
@@ -151,6 +173,7 @@ class StudyConfig(CommonConfig):
             for label, data in zip(self.dataset_labels(), self.datasets, strict=True)
             for seed in self.seeds
             for method_label, method in zip(self.method_labels(), self.methods, strict=True)
+            if data.takes(method.name) or method.name in self.references
         ]
 
 
@@ -301,6 +324,7 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
         raise ConfigError(f"{source}: seeds must differ and not be negative: {config.seeds}")
     config.built_participation()
     config.built_engine()
+    _check_methods_of_data(config, source)
     names: set[str] = set()
     for plan in config.planned():
         plan.config.built_method()
@@ -308,6 +332,17 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
             raise ConfigError(f"{source}: two runs would have the folder '{plan.name}'")
         names.add(plan.name)
     return config
+
+
+def _check_methods_of_data(config: StudyConfig, source: str) -> None:
+    known = [method.name for method in config.methods]
+    for data in config.datasets:
+        for name in data.methods or ():
+            if name not in known:
+                raise ConfigError(
+                    f"{source}: dataset '{data.name}' asks for method '{name}', which is not in "
+                    f"the study.{suggest(name, known)}"
+                )
 
 
 def data_entry(entry: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -241,9 +241,18 @@ class Result(WithFronts):
 
     def _geometry_means(self) -> dict[str, Any]:
         """Means over clients, where the config asks for them."""
-        if not self.config.geometry:
+        if not self.config.geometry or not self._has_one_model():
             return {}
         return {"geometry": _clean(self.geometry().mean().to_dict())}
+
+    def _has_one_model(self) -> bool:
+        """Whether clients use one model each, so that there is a point of the loss surface."""
+        deployed = self.method.deployed(self.server)
+        try:
+            self.method.parameters(deployed, self._runner.state_like())
+        except ConfigError:
+            return False
+        return True
 
     def using(self, **options: Any) -> Result:
         """The same trained run, with other options of its method from here on.
@@ -278,6 +287,9 @@ class Result(WithFronts):
                 "exchanges": int(history["exchanges"].sum()) + after.exchanges,
                 "void_rounds": int(history["void"].notna().sum()) if "void" in history else 0,
             },
+            "diagnostics": self.method.diagnostics(
+                self._runner.federation, self.server, self.data.schema
+            ),
             "certificate": None if self.certificate is None else self.certificate.table(),
             "dropped": _dropped(self._runner.history),
             "notes": list(self.data.schema.notes),

@@ -235,7 +235,7 @@ def _runner(
         method, data, task, _settings(config),
         participation=config.built_participation(), engine=engine, observer=observer,
     )  # fmt: skip
-    if config.geometry:  # a method whose clients use several models says so now
+    if config.geometry is True:  # a method whose clients use several models says so now
         runner.method.parameters(runner.method.deployed(runner.server), runner.state_like())
     return runner
 
