@@ -27,7 +27,8 @@ _PUBLIC = {
     "Shards": "data.partition",
     "load": "data.registry",
     "load_silos": "data.silos",
-    "load_silos": "data.silos",
+    "FederatedClassifier": "estimators",
+    "FederatedRegressor": "estimators",
     "EngineOptions": "engines.federation",
     "Federation": "engines.federation",
     "Participation": "engines.participation",
@@ -78,6 +79,7 @@ _PUBLIC = {
     "register": "methods.registry",
     "Predictor": "runs.predictor",
     "Result": "runs.result",
+    "audit_model": "runs.auditing",
     "export_model": "runs.export",
     "load_model": "runs.predictor",
     "resume": "runs.train",
@@ -93,10 +95,10 @@ if TYPE_CHECKING:
     from evenfed.data.partition import IID, ByColumn, Dirichlet, QuantitySkew, Shards
     from evenfed.data.registry import load
     from evenfed.data.silos import load_silos
-    from evenfed.data.silos import load_silos
     from evenfed.data.transforms import LabelNoise, Rotations
     from evenfed.engines.federation import EngineOptions, Federation
     from evenfed.engines.participation import Participation
+    from evenfed.estimators import FederatedClassifier, FederatedRegressor
     from evenfed.methods.aaggff import AAggFF
     from evenfed.methods.afl import AFL
     from evenfed.methods.agnosticfair import AgnosticFair
@@ -141,6 +143,7 @@ if TYPE_CHECKING:
     from evenfed.methods.scaffold import Scaffold
     from evenfed.methods.ser import SER
     from evenfed.methods.term import TERM
+    from evenfed.runs.auditing import audit_model
     from evenfed.runs.export import export_model
     from evenfed.runs.predictor import Predictor, load_model
     from evenfed.runs.result import Result
@@ -183,7 +186,9 @@ __all__ = [
     "FedMinMax",
     "FedProx",
     "FedYogi",
+    "FederatedClassifier",
     "FederatedDataset",
+    "FederatedRegressor",
     "Federation",
     "FineTuning",
     "Focus",
@@ -211,9 +216,9 @@ __all__ = [
     "Scaffold",
     "Schema",
     "Shards",
+    "audit_model",
     "export_model",
     "load",
-    "load_silos",
     "load_model",
     "load_silos",
     "register",

@@ -1,0 +1,74 @@
+"""The page of an audit: the limits, and a report's sections about clients and groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from evenfed.report.answers.chapter import Chapter
+from evenfed.report.answers.clients import clients
+from evenfed.report.answers.groups import groups
+from evenfed.report.page import Page, Part, render
+from evenfed.report.sections import Grid, Section
+from evenfed.runs.audit import Audit
+from evenfed.runs.config import DataConfig, RunConfig, versions
+from evenfed.runs.folder import made, write_atomically
+from evenfed.runs.record import Record
+
+PAGE, TABLE = "audit.html", "audit.json"
+
+
+def write_audit(result: Audit, folder: Path, command: str) -> Path:
+    """Write `audit.html` and `audit.json` into a folder, and return the page's path."""
+    made(folder)
+    write_atomically(folder / TABLE, json.dumps(result.measured(), indent=1).encode())
+    write_atomically(folder / PAGE, render(page_of(result, command)).encode())
+    return folder / PAGE
+
+
+def page_of(result: Audit, command: str) -> Page:
+    """The page."""
+    measured = result.measured()
+    name = result.model.path.name
+    config = RunConfig(data=DataConfig(name=measured["dataset"]))
+    evaluation = result.evaluation
+    record = Record(
+        name, config, [], measured, evaluation.clients(), evaluation.cells()
+    )  # fmt: skip
+    chapter = Chapter(measured["dataset"], [record])
+    found = [_limits(result), clients(chapter), groups(chapter)]
+    return Page(
+        title=f"Audit of {name}",
+        lead=f"An existing model, scored on {measured['task']['tested_on']} rows of "
+        f"{measured['task']['clients']} clients.",
+        parts=[Part("", [section for section in found if section is not None])],
+        failures=[],
+        settings=_settings(command),
+    )
+
+
+def _limits(result: Audit) -> Section:
+    said = [f"The disparity asked about is {result.disparity.replace('_', ' ')}."]
+    said += [limit.text + "." for limit in result.limits] or ["No limit was set."]
+    rows = [
+        [metric.replace("_", " "), _number(found.estimate),
+         "" if found.low is None else f"{found.low:.3f} to {found.high:.3f}"]
+        for metric, found in result.intervals.items()
+    ]  # fmt: skip
+    grid = Grid("audit", "All clients together", ["metric", "value", "95 % interval"], rows)
+    notes = [
+        "Intervals are bootstrapped over the rows of these clients. That of a largest difference "
+        "or of a worst client leans to the bad side.",
+        *result.notes,
+    ]
+    return Section("audit", "Does it keep the limits?", said, [], [grid], notes)
+
+
+def _settings(command: str) -> Section:
+    pre = [("To repeat it", command)] if command else []
+    facts = list(versions().items())
+    return Section("settings", "How it was measured", [], facts=facts, pre=pre)
+
+
+def _number(value: float) -> str:
+    return "undefined" if value != value else f"{value:.3f}"

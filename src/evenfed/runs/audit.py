@@ -1,0 +1,333 @@
+"""Audits a model on clients' rows: group and client metrics from counts, and limits on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evenfed.core import tree as trees
+from evenfed.core.counts import Counts, count_classes, count_values
+from evenfed.core.errors import ConfigError, DataError, suggest
+from evenfed.metrics.bootstrap import Interval, Statistic, intervals
+from evenfed.metrics.client import FloatArray, accuracy
+from evenfed.metrics.group import group_values
+from evenfed.metrics.regression import regression_values
+from evenfed.runs.audit_data import AuditData, Rows
+from evenfed.runs.audited import Audited
+from evenfed.runs.evaluation import Evaluation
+
+_LEAST = 1e-15
+"""A probability below it counts as it in a loss, as in scikit-learn's log loss."""
+_CLASSES = (
+    "demographic_parity", "equal_opportunity", "equalized_odds", "accuracy",
+)  # fmt: skip
+_NUMBERS = ("mean_prediction", "mean_residual", "mean_squared_error")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Limits that a model must keep; None: no limit.
+
+    Parameters
+    ----------
+    disparity : str, optional
+        What `max_disparity` bounds: the largest difference between two groups of a rate. Default:
+        `demographic_parity` (rate of favourable predictions), for regression `mean_prediction`.
+    max_disparity : float, optional
+    max_group_loss : float, optional
+        On the largest mean loss of a group.
+    min_worst_client : float, optional
+        On the lowest accuracy of a client.
+    """
+
+    disparity: str | None = None
+    max_disparity: float | None = None
+    max_group_loss: float | None = None
+    min_worst_client: float | None = None
+
+    def metric(self, regression: bool) -> str:
+        """Name of the disparity among the metrics."""
+        known = _NUMBERS if regression else _CLASSES
+        chosen = self.disparity or known[0]
+        if chosen not in known:
+            raise ConfigError(f"--disparity '{chosen}' is unknown here.{suggest(chosen, known)}")
+        return f"{chosen}_difference"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit and what was measured against it."""
+
+    option: str
+    what: str
+    bound: float
+    found: Interval
+    at_most: bool = True
+
+    @property
+    def by(self) -> float:
+        """How far the value lies beyond the limit; negative inside."""
+        away = self.found.estimate - self.bound
+        return away if self.at_most else -away
+
+    @property
+    def broken(self) -> bool:
+        """Whether the value itself is beyond the limit."""
+        return self.by > 0
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        low, high = self.found.low, self.found.high
+        span = "" if low is None or high is None else (
+            f" ({100 * self.found.level:g} % interval {low:.4f} to {high:.4f})"
+        )  # fmt: skip
+        side = "above" if self.at_most == self.broken else "below"
+        verdict = "broken" if self.broken else "kept"
+        sure = ""
+        if low is not None and high is not None and low <= self.bound <= high:
+            sure = "; the interval holds the limit, so that more rows might tell otherwise"
+        value = f"{self.what} is {self.found.estimate:.4f}{span}"
+        return (
+            f"{self.option} {self.bound:g} {verdict}: {value}, {abs(self.by):.4f} {side} the "
+            f"limit{sure}"
+        )
+
+    def table(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "option": self.option, "metric": self.what, "limit": self.bound,
+            "value": self.found.estimate, "low": self.found.low, "high": self.found.high,
+            "broken": self.broken, "by": self.by,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        Counts of every client; groups and clients follow from them.
+    disparity : str
+        The disparity that was asked about.
+    intervals : dict
+        By metric.
+    """
+
+    model: Audited
+    evaluation: Evaluation
+    disparity: str
+    intervals: dict[str, Interval]
+    limits: tuple[Limit, ...] = ()
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def broken(self) -> tuple[Limit, ...]:
+        """Limits that the model does not keep."""
+        return tuple(limit for limit in self.limits if limit.broken)
+
+    def measured(self) -> dict[str, Any]:
+        """Everything as plain values, as a report or a program reads it."""
+        evaluation, schema = self.evaluation, self.evaluation.schema
+        task = {
+            "title": self.model.path.name, "kind": schema.kind, "label": schema.label,
+            "classes": schema.classes, "groups": list(schema.groups.labels),
+            "sensitive": list(schema.groups.names), "clients": len(evaluation.names),
+            "trained_on": None, "tested_on": int(evaluation.sizes.sum()),
+        }  # fmt: skip
+        clients = evaluation.clients().to_dict(orient="index")
+        return {
+            "model": str(self.model.path),
+            "dataset": schema.name,
+            "task": task,
+            "disparity": self.disparity,
+            "metrics": _clean(evaluation.summary()),
+            "intervals": {k: [v.low, v.high] for k, v in self.intervals.items()},
+            "groups": {str(k): _clean(v) for k, v in self._groups().items()},
+            "clients": {str(k): _clean(v) for k, v in clients.items()},
+            "limits": [limit.table() for limit in self.limits],
+            "passed": not self.broken,
+            "notes": list(self.notes),
+        }
+
+    def _groups(self) -> dict[Any, dict[Any, Any]]:
+        return self.evaluation.groups().to_dict(orient="index")
+
+
+def audit(
+    model: Audited, data: AuditData, wanted: Wanted | None = None, *, seed: int = 0, n: int = 1000
+) -> Audit:
+    """Score a model on every client's rows and measure it.
+
+    A client counts its own predictions; only the counts are put together.
+    """
+    wanted = wanted or Wanted()
+    disparity = wanted.metric(model.regression)
+    order = _order(model, data)
+    counted = [_counted(model, data, rows, order) for rows in data.rows]
+    counts = trees.stack([counts for counts, _ in counted])
+    squares = torch.stack([squares for _, squares in counted])
+    names = tuple(rows.client for rows in data.rows)
+    evaluation = Evaluation(data.schema, "audit", names, counts)
+    found = _intervals(evaluation, disparity, squares, seed, n)
+    limits = tuple(_limits(wanted, disparity, evaluation, found))
+    return Audit(model, evaluation, disparity, found, limits, _notes(data))
+
+
+def _order(model: Audited, data: AuditData) -> NDArray[np.int64]:
+    """Place of each of the model's classes among the data's."""
+    names = data.schema.class_names
+    return np.array([names.index(name) for name in model.classes], dtype=np.int64)
+
+
+def _counted(
+    model: Audited, data: AuditData, rows: Rows, order: NDArray[np.int64]
+) -> tuple[Counts, torch.Tensor]:
+    """A client's counts, and its sums of squared losses `(G, C)`."""
+    try:
+        said, probabilities = model.score(rows.raw)
+    except DataError as error:
+        raise DataError(f"client '{rows.client}': {error}") from None
+    groups, weight = len(data.schema.groups), torch.ones(len(rows.y), dtype=torch.float64)
+    group, y = torch.from_numpy(np.array(rows.group)), torch.from_numpy(np.array(rows.y))
+    if model.regression:
+        values = torch.from_numpy(np.asarray(said, dtype=np.float64))
+        loss = (values - y.double()).square()
+        whole = count_values(values, y, group, loss, weight, groups)
+        return whole, count_values(values, y, group, loss.square(), weight, groups).loss
+    if (said < 0).any():
+        raise DataError(f"client '{rows.client}': the model has no prediction for some rows")
+    predicted = torch.from_numpy(order[said])
+    loss = torch.full((len(rows.y),), math.nan, dtype=torch.float64)
+    if probabilities is not None:
+        placed = np.empty_like(probabilities)
+        placed[:, order] = probabilities
+        own = placed[np.arange(len(placed)), np.array(rows.y)]
+        loss = torch.from_numpy(-np.log(np.maximum(own, _LEAST)))
+    classes = data.schema.classes
+    whole = count_classes(predicted, y, group, loss, weight, groups, classes)
+    return whole, count_classes(predicted, y, group, loss.square(), weight, groups, classes).loss
+
+
+def _intervals(
+    evaluation: Evaluation, disparity: str, squares: torch.Tensor, seed: int, n: int
+) -> dict[str, Interval]:
+    values = regression_values if evaluation.regression else group_values
+    known = _NUMBERS if evaluation.regression else _CLASSES
+    named = ["loss"]
+    if len(evaluation.schema.groups) > 1:
+        named += [
+            "loss_group_max",
+            *dict.fromkeys([disparity, *(f"{k}_difference" for k in known)]),
+        ]
+    statistics: dict[str, Statistic] = {
+        name: lambda counts, name=name: values(counts)[name] for name in named
+    }
+    if not evaluation.regression:
+        statistics["accuracy"] = accuracy
+    how: dict[str, Any] = {"seed": seed, "n": n, "loss_squares": squares}
+    found = intervals(evaluation.counts, statistics, **how)
+    if not evaluation.regression:
+        worst: dict[str, Statistic] = {"client_accuracy_min": _worst}
+        found |= intervals(evaluation.counts, worst, pool=False, **how)
+    return found
+
+
+def _worst(counts: Counts) -> FloatArray:
+    """Lowest accuracy of a client `(...)` for counts `(..., K, G, C, C)`."""
+    return np.asarray(np.fmin.reduce(accuracy(counts), -1))
+
+
+def _limits(
+    wanted: Wanted, disparity: str, evaluation: Evaluation, found: dict[str, Interval]
+) -> list[Limit]:
+    asked = [
+        ("--max-disparity", wanted.max_disparity, disparity, True),
+        ("--max-group-loss", wanted.max_group_loss, "loss_group_max", True),
+        ("--min-worst-client", wanted.min_worst_client, "client_accuracy_min", False),
+    ]
+    result = []
+    for option, bound, metric, at_most in asked:
+        if bound is None:
+            continue
+        if metric not in found or math.isnan(found[metric].estimate):
+            raise ConfigError(f"{option} cannot be checked: {_why(metric, evaluation)}")
+        result.append(Limit(option, WORDS[metric], bound, found[metric], at_most))
+    return result
+
+
+WORDS = {
+    "demographic_parity_difference": "the demographic parity difference",
+    "equal_opportunity_difference": "the equal opportunity difference",
+    "equalized_odds_difference": "the equalized odds difference",
+    "accuracy_difference": "the difference of accuracies between groups",
+    "mean_prediction_difference": "the difference of mean predictions between groups",
+    "mean_residual_difference": "the difference of mean residuals between groups",
+    "mean_squared_error_difference": "the difference of mean squared errors between groups",
+    "loss_group_max": "the largest mean loss of a group",
+    "client_accuracy_min": "the lowest accuracy of a client",
+}
+
+
+def _why(metric: str, evaluation: Evaluation) -> str:
+    if metric == "client_accuracy_min":
+        return "a regression has no accuracy"
+    if len(evaluation.schema.groups) < 2:
+        return "no sensitive column with two levels is named"
+    if metric == "loss_group_max":
+        return "the model gives no probabilities, so that there is no loss"
+    return f"{WORDS[metric]} is undefined on these rows"
+
+
+def _notes(data: AuditData) -> tuple[str, ...]:
+    """Groups and clients too small to say much about."""
+    counts = np.bincount(
+        np.concatenate([rows.group for rows in data.rows]), minlength=len(data.schema.groups)
+    )
+    small = [
+        f"group '{label}' has {int(n)} rows"
+        for label, n in zip(data.schema.groups.labels, counts, strict=True)
+        if n < 10
+    ]
+    return (*data.schema.notes, *small)
+
+
+def _clean(values: dict[Any, Any]) -> dict[str, float | None]:
+    return {str(k): float(v) if math.isfinite(v) else None for k, v in values.items()}
+
+
+def text(result: Audit) -> str:
+    """The audit as lines."""
+    evaluation, measured = result.evaluation, result.measured()
+    task = measured["task"]
+    lines = [
+        f"audit of {result.model.path.name}: {task['clients']} clients, {task['tested_on']} rows"
+        + (f", groups by {', '.join(task['sensitive'])}" if len(task["groups"]) > 1 else "")
+    ]
+    for name, found in result.intervals.items():
+        lines.append(f"  {name.replace('_', ' '):<34} {_shown(found)}")
+    if len(task["groups"]) > 1:
+        lines += ["by group", _frame(evaluation.groups())]
+    lines += ["by client", _frame(evaluation.clients())]
+    lines += [f"note: {note}" for note in result.notes]
+    lines += [limit.text for limit in result.limits]
+    return "\n".join(lines)
+
+
+def _shown(found: Interval) -> str:
+    if math.isnan(found.estimate):
+        return "undefined"
+    span = "" if found.low is None else f"  95 % interval {found.low:.3f} to {found.high:.3f}"
+    return f"{found.estimate:.3f}{span}"
+
+
+def _frame(frame: Any) -> str:
+    shown: str = frame.rename(columns=lambda c: c.replace("_", " ")).round(3).to_string()
+    return "\n".join(f"  {line}" for line in shown.splitlines())
