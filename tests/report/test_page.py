@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,9 +10,12 @@ import pytest
 
 import evenfed as ef
 from evenfed.core.errors import ConfigError, RunFolderError
-from evenfed.report.page import write_page
+from evenfed.metrics.proportion import wilson
+from evenfed.report.answers.chapter import Chapter
+from evenfed.report.page import opened, page_of, render, sections, write_page
 from evenfed.runs.config import parse
-from evenfed.runs.folder import CLIENTS
+from evenfed.runs.folder import CELLS, CLIENTS, RESULT
+from evenfed.runs.record import Record
 from evenfed.runs.train import run_config
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -30,6 +34,9 @@ class _Checked(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
@@ -42,11 +49,24 @@ def checked(page: Path) -> tuple[str, _Checked]:
     return text, parser
 
 
+def titles(page: Path) -> list[str]:
+    return re.findall(r'<h[23] id="[^"]*">([^<]*)</h[23]>', page.read_text(encoding="utf-8"))
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page") / "run"
-    table = {"data": "loans", "rounds": 2, "method": "qffl", "engine": {"engine": "vectorized"}}
+    table = {"data": "loans", "rounds": 2, "method": "qffl", "evaluate_every": 1,
+             "engine": {"engine": "vectorized"}}  # fmt: skip
     run_config(parse(table), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page") / "s"
+    ef.study(["fedavg", "qffl", "local", "fedprox:lr=1e38"], ["synthetic", "linear"], seeds=[0, 1],
+             rounds=1, engine="vectorized", out=folder)  # fmt: skip
     return folder
 
 
@@ -54,7 +74,7 @@ def test_the_page_of_a_run_shows_what_was_measured(run: Path) -> None:
     text, _ = checked(write_page(run))
     measured = ef.resume(run).measured()
     for name in ("accuracy", "client_accuracy_min", "equalized_odds_difference"):
-        assert f"{measured['metrics'][name]:.3f}" in text
+        assert f"<td>{measured['metrics'][name]:.3f}</td>" in text
     assert "q-FFL (q-FedAvg) on loans" in text
     worst = pd.read_parquet(run / CLIENTS)["accuracy"].idxmin()
     assert f"<td>{worst}</td>" in text
@@ -65,33 +85,122 @@ def test_the_page_of_a_run_shows_what_was_measured(run: Path) -> None:
     assert "not whether a loan was paid back" in text
     assert "evenfed run run/config.toml --out NEW" in text
     assert "lr = 0.1" in text
+    assert "torch" in text
+
+
+def test_questions_are_answered_in_order(run: Path) -> None:
+    assert titles(write_page(run)) == [
+        "What was trained on what", "Is it good?", "Is it fair to clients?",
+        "Is it fair to groups?", "What did it cost?", "What left the clients?",
+        "How did it converge?", "All settings, seeds and versions",
+    ]  # fmt: skip
+
+
+def test_the_worst_client_is_named_with_its_interval(run: Path) -> None:
+    clients = pd.read_parquet(run / CLIENTS)
+    row = clients.loc[clients["accuracy"].idxmin()]
+    low, high = wilson(row["accuracy"] * row["examples"], row["examples"]) or (0, 0)
+    best = clients["accuracy"].idxmax()
+    text = write_page(run).read_text(encoding="utf-8")
+    assert (
+        f"The worst client, {row.name}, is right in {100 * row['accuracy']:.0f} % of cases "
+        f"(interval {100 * low:.0f} to {100 * high:.0f}), the best, {best}, in "
+        f"{100 * clients['accuracy'].max():.0f} %."
+    ) in text
+
+
+def test_cells_with_few_examples_are_grey(run: Path) -> None:
+    cells = pd.read_parquet(run / CELLS)
+    section = next(s for s in page_of(opened(run)).parts[0].sections if s.key == "groups")
+    grid = next(g for g in section.grids if g.key == "groups_by_client")
+    assert len(grid.rows) == len(cells)
+    few = cells["examples"] < 10
+    assert few.any()
+    assert not few.all()
+    for i, ((client, group), cell) in enumerate(cells.iterrows()):
+        assert list(grid.rows[i][1:4]) == [client, group, f"{cell['examples']:g}"]
+        assert (grid.mark(i, 4) == "muted") == (cell["examples"] < 10)
+        assert grid.rows[i][4].startswith(f"{cell['right'] / cell['examples']:.3f} (")
+    # a rate among the positive is judged by their number, not by the cell's
+    column = list(grid.head).index("true positive rate")
+    assert [grid.mark(i, column) == "muted" for i in range(len(cells))] == list(
+        cells["positive"] < 10
+    )
+
+
+def test_cells_add_up_to_the_groups(run: Path) -> None:
+    cells = pd.read_parquet(run / CELLS)
+    groups = json.loads((run / RESULT).read_text())["groups"]
+    total = cells.groupby(level="group").sum()
+    for group, row in total.iterrows():
+        assert groups[group]["examples"] == row["examples"]
+        assert groups[group]["accuracy"] == pytest.approx(row["right"] / row["examples"])
+        assert groups[group]["loss"] == pytest.approx(row["loss"] / row["examples"])
+        assert groups[group]["selection_rate"] == pytest.approx(row["selected"] / row["examples"])
+        assert groups[group]["true_positive_rate"] == pytest.approx(row["found"] / row["positive"])
 
 
 def test_the_page_needs_nothing_from_outside(run: Path) -> None:
     text, parser = checked(write_page(run))
-    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in parser.tags}
-    assert not any(key in ("src", "href") for _, attributes in parser.tags for key in attributes)
+    assert not {"link", "img", "iframe"} & {tag for tag, _ in parser.tags}
+    links = [a[k] for _, a in parser.tags for k in ("src", "href") if k in a]
+    assert links
+    keys = {a["id"] for _, a in parser.tags if "id" in a}
+    assert all(str(link)[0] == "#" and str(link)[1:] in keys for link in links)
     assert "url(" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     assert 'name="viewport"' in text
     assert str(run.parent) not in text
+    assert len(text.encode()) < 6_000_000
 
 
-def test_the_page_of_a_study_marks_the_best_and_the_failed(tmp_path: Path) -> None:
-    ef.study(["fedavg", "local", "fedprox:lr=1e38"], ["synthetic", "linear"], seeds=[0, 1],
-             rounds=1, engine="vectorized", out=tmp_path / "s")  # fmt: skip
-    text, parser = checked(write_page(tmp_path / "s"))
-    assert ("td", {"class": "best"}) in parser.tags
+def test_every_figure_is_told_in_words(run: Path) -> None:
+    _, parser = checked(write_page(run))
+    drawings = [attributes for tag, attributes in parser.tags if tag == "svg"]
+    assert len(drawings) >= 2 * 5
+    assert all(a["role"] == "img" and len(a["aria-label"] or "") > 20 for a in drawings)
+
+
+def test_the_page_of_a_study_marks_the_best_and_the_failed(study: Path) -> None:
+    text, parser = checked(write_page(study))
+    kinds = [a.get("class") for tag, a in parser.tags if tag == "td"]
+    assert "best" in kinds
+    assert "second" in kinds
     assert "Runs without a result" in text
     assert "fedprox on synthetic, seed 0" in text
     assert "constant predictor (reference)" in text
     assert "Mean over 2 seeds" in text
-    circles = [attributes for tag, attributes in parser.tags if tag == "circle"]
-    # fedavg, local and the reference centralized; two seeds; fedprox has no result
-    assert len(circles) == 3 * 2 * (len(ef.load("synthetic")) + len(ef.load("linear")))
-    assert all(150 <= float(c["cx"] or 0) <= 580 for c in circles)
     assert "evenfed study s/study.toml --out NEW" in text
+
+
+def test_a_study_draws_every_client_of_every_run(study: Path) -> None:
+    for part, data in zip(page_of(opened(study)).parts, ("synthetic", "linear"), strict=True):
+        section = next(s for s in part.sections if s.key.startswith("clients"))
+        dots = next(f for f in section.figures if f.key == "clients")
+        # fedavg, qffl, local and the reference centralized; two seeds; fedprox has no result
+        assert [len(row.dots) for row in dots.rows] == [2 * len(ef.load(data))] * 4
+
+
+def test_excess_is_over_the_lowest_loss_of_the_study(study: Path) -> None:
+    part = page_of(opened(study)).parts[0]
+    section = next(s for s in part.sections if s.key.startswith("clients"))
+    bars = next(f for f in section.figures if f.key == "excess")
+    losses = {}
+    for method in ("fedavg", "qffl", "local", "centralized"):
+        for seed in (0, 1):
+            folder = study / "runs" / f"{method}-synthetic-{seed}"
+            losses[method, seed] = pd.read_parquet(folder / CLIENTS)["loss"]
+    for row in bars.rows:
+        method = row.label.removesuffix(" (reference)")
+        for client, value in zip(bars.categories, row.values, strict=True):
+            gaps = [
+                losses[method, s][client] - min(v[client] for (_, t), v in losses.items() if t == s)
+                for s in (0, 1)
+            ]
+            assert value == pytest.approx(sum(gaps) / 2)
+    assert "not over a model of the client" in " ".join(section.notes)
 
 
 def test_loss_geometry_is_shown_where_it_was_measured(run: Path, tmp_path: Path) -> None:
@@ -101,18 +210,42 @@ def test_loss_geometry_is_shown_where_it_was_measured(run: Path, tmp_path: Path)
     text, _ = checked(write_page(tmp_path / "run"))
     means = result.geometry().mean()
     for name in ("sign_entropy", "flip_rate", "hessian_trace", "top_eigenvalue"):
-        assert f"<td>{means[name]:.3f}</td>" in text
+        assert f"{means[name]:.3f}" in text
     with pytest.raises(ConfigError, match="mean of its 2 models"):
         run_config(parse({**table, "method": "focus"}), tmp_path / "focus")
     assert not (tmp_path / "focus").exists()
 
 
+def test_a_report_from_python_is_that_of_the_folder(tmp_path: Path) -> None:
+    table = {"data": "loans", "rounds": 1, "engine": {"engine": "vectorized"}}
+    result = run_config(parse(table), tmp_path / "run")
+    path = result.report(tmp_path / "own.html")
+    assert path.read_text() == write_page(tmp_path / "run").read_text()
+    without = ef.train("fedavg", "loans", rounds=1, engine="vectorized").report(tmp_path / "b.html")
+    assert "no command rebuilds it" in without.read_text()
+
+
+def test_a_study_without_a_folder_has_a_report(tmp_path: Path) -> None:
+    found = ef.study(["fedavg", "local"], "synthetic", seeds=[0], rounds=1, engine="vectorized",
+                     references=[])  # fmt: skip
+    text, _ = checked(found.report(tmp_path / "s.html"))
+    assert "Is it good?" in text
+
+
+def test_a_regression_is_reported_by_its_loss(tmp_path: Path) -> None:
+    path = ef.train("fedavg", "linear", rounds=1, engine="vectorized").report(tmp_path / "r.html")
+    text, _ = checked(path)
+    assert "Its mean loss on the test examples" in text
+    assert "most frequent answer" not in text
+
+
 def test_names_are_escaped(run: Path) -> None:
-    clients = pd.read_parquet(run / CLIENTS)
-    clients.index = pd.Index([f"<b>{name}&</b>" for name in clients.index], name="client")
-    clients.to_parquet(run / CLIENTS)
-    text, parser = checked(write_page(run))
-    assert "b" not in {tag for tag, _ in parser.tags}
+    record = Record.read(run)
+    assert record.clients is not None
+    clients = record.clients.rename(lambda name: f"<b>{name}&</b>")
+    object.__setattr__(record, "clients", clients)
+    text = render(page_of(record))
+    assert "<b>" not in text
     assert re.search(r"&lt;b&gt;client-\d&amp;&lt;/b&gt;", text)
 
 
@@ -122,3 +255,11 @@ def test_a_run_that_is_not_finished_has_no_page(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("rounds = 3")
     with pytest.raises(RunFolderError, match="not finished"):
         write_page(tmp_path)
+
+
+def test_sections_of_an_unfinished_run_come_from_its_history(run: Path, tmp_path: Path) -> None:
+    for name in ("config.toml", "history.jsonl"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    found = sections(Chapter("loans", [Record.read(tmp_path)]))
+    assert [section.key for section in found][:1] == ["converged"]
+    assert found[0].figures[0].lines[0].x == [1, 2]
