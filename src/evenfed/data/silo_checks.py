@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -79,7 +79,7 @@ def _column(frame: pd.DataFrame, column: str, schema: SiloSchema) -> list[Proble
     return problems
 
 
-def _numbers(values: pd.Series) -> list[Problem]:  # type: ignore[type-arg]
+def _numbers(values: pd.Series[Any]) -> list[Problem]:
     x = parsed(values)
     problems = []
     words = np.isnan(x) & values.notna().to_numpy()

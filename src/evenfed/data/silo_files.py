@@ -143,7 +143,8 @@ def _parquet(path: Path) -> pd.DataFrame:
     frame: pd.DataFrame = table.rename_columns(unique).to_pandas(ignore_metadata=True)
     frame.columns = pd.Index(names)
     kept = [not re.fullmatch(r"__index_level_\d+__", name) for name in names]
-    return frame.loc[:, kept]
+    named: pd.DataFrame = frame.loc[:, kept]
+    return named
 
 
 def _csv(path: Path) -> pd.DataFrame:
