@@ -210,6 +210,24 @@ class Federation:
             dropped,
         )
 
+    def along(
+        self,
+        function: ClientFunction,
+        broadcast: Tree,
+        *,
+        clients: Sequence[int] | NDArray[np.int64],
+        split: str,
+    ) -> None:
+        """Let an exchange travel with the next one, where messages are costly; else do nothing.
+
+        The same `map`, asked later, is then answered by what came along.
+        """
+        if self.remote:
+            name = getattr(function, "__name__", type(function).__name__)
+            work = Work(function, broadcast, None, split, name, self.round, self.seed)
+            seats, _, _ = self._seats(clients)
+            self.engine.along(work, self.population, seats, self.states)  # type: ignore[attr-defined]
+
     def mean(
         self,
         function: ClientFunction,

@@ -144,6 +144,8 @@ class Runner:
         self.history: list[dict[str, Any]] = []
         self.next_round = 0
         self._void = 0
+        self._waiting: tuple[dict[str, Any], Tree] | None = None
+        """A line of the history whose evaluation travels with the next round, and its model."""
 
     def restore(self) -> None:
         """Go back to the last checkpoint of the folder, if there is one."""
@@ -162,6 +164,9 @@ class Runner:
         self.folder.rewrite_history(self.history)
         self.federation.states.saved()
         self._void = int(notes.get("void", 0))
+        last = self.history[-1] if self.history else {}
+        if self._waits(self.next_round - 1) and not any(key.startswith("val_") for key in last):
+            self._waiting = (last, self.method.deployed(self.server))
         engine = self.federation.engine
         if isinstance(engine, AutoEngine) and notes.get("engine") in ("vectorized", "sequential"):
             engine.chosen = getattr(engine, notes["engine"])
@@ -189,7 +194,8 @@ class Runner:
                     if last or settled or (t + 1) % self.settings.checkpoint_every == 0:
                         self._checkpoint(t + 1)
                 self.next_round = t + 1
-                self.observer.round_done(line)
+                if self._waiting is None:
+                    self.observer.round_done(line)
             self.federation.begin(self.settings.rounds)
             self.server = self.method.finish(self.federation, self.server)
             self.federation.commit()
@@ -199,6 +205,9 @@ class Runner:
         federation = self.federation
         federation.begin(t)
         line: dict[str, Any] = {"round": t}
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._send_along("val", waiting[1])
         try:
             server = self.method.round(federation, self.server)
             self._check_finite(server, t)
@@ -217,14 +226,45 @@ class Runner:
         line |= federation.notes
         line |= {"bytes_down": federation.traffic.down, "bytes_up": federation.traffic.up}
         line["exchanges"] = federation.traffic.exchanges
-        every, last = self.settings.evaluate_every, t + 1 == self.settings.rounds
-        if last or (every and (t + 1) % every == 0):
-            if last and federation.remote and type(self.method).finish is Method.finish:
-                # nothing changes any more: test data are answered for in the same exchange
-                federation.engine.ahead("test")  # type: ignore[attr-defined]
-            line |= {f"val_{k}": v for k, v in self._headline(self.evaluate("val")).items()}
+        if waiting is not None:
+            self._complete(*waiting)
+        self._validate(t, line)
         line["seconds"] = time.perf_counter() - begin
         return line
+
+    def _validate(self, t: int, line: dict[str, Any]) -> None:
+        """Evaluate on validation data, if it is time: now, or along with the next round."""
+        every, last = self.settings.evaluate_every, t + 1 == self.settings.rounds
+        if self._waits(t):
+            self._waiting = (line, self.method.deployed(self.server))
+        elif last or (every and (t + 1) % every == 0):
+            if last and type(self.method).finish is Method.finish:
+                # nothing changes any more: test data are answered for in the same exchange
+                self._send_along("test", self.method.deployed(self.server))
+            line |= {f"val_{k}": v for k, v in self._headline(self.evaluate("val")).items()}
+
+    def _waits(self, t: int) -> bool:
+        """Whether the evaluation of a round travels with the next one: where messages are slow."""
+        every = self.settings.evaluate_every
+        due = bool(every) and (t + 1) % every == 0 and 0 < t + 1 < self.settings.rounds
+        return due and self.federation.remote
+
+    def _send_along(self, split: Split, deployed: Tree) -> None:
+        asked = self._asked(split, self.evaluated_clients())
+        if len(asked):
+            self.federation.along(self.method.evaluate, deployed, clients=asked, split=split)
+
+    def _complete(self, line: dict[str, Any], deployed: Tree) -> None:
+        """Add to the line of an earlier round the evaluation of its model, which has come."""
+        try:
+            found = self._headline(self.evaluate("val", deployed=deployed))
+        except QuorumError as error:
+            self.observer.say(f"round {line['round']} is not evaluated: {error}")
+            found = {}
+        line |= {f"val_{k}": v for k, v in found.items()}
+        if self.folder is not None:
+            self.folder.rewrite_history(self.history)
+        self.observer.round_done(line)
 
     def _warn_dropped(self, t: int) -> None:
         bad = [d for d in self.federation.dropped if d.reason != "did not answer"]
@@ -270,19 +310,29 @@ class Runner:
         rng = numpy_generator(self.settings.seed, "evaluated clients")
         return self.federation.everyone[np.sort(rng.choice(len(self.data), wanted, replace=False))]
 
-    def evaluate(self, split: Split, clients: Sequence[int] | None = None) -> Evaluation:
-        """Ask clients for their counts on a split, each with the model that it would use."""
-        chosen = self.evaluated_clients() if clients is None else np.asarray(clients)
+    def _asked(self, split: Split, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the chosen clients that have examples."""
         sizes = self.data.sizes(split)
-        asked = chosen if sizes is None else chosen[sizes[chosen] > 0]
+        return chosen if sizes is None else chosen[sizes[chosen] > 0]
+
+    def evaluate(
+        self, split: Split, clients: Sequence[int] | None = None, *, deployed: Tree | None = None
+    ) -> Evaluation:
+        """Ask clients for their counts on a split, each with the model that it would use.
+
+        `deployed` is what the server hands out; default: by its present state.
+        """
+        chosen = self.evaluated_clients() if clients is None else np.asarray(clients)
+        asked = self._asked(split, chosen)
         order = sorted(chosen.tolist())
         names = [self.data.client(i).name for i in order]
         if len(asked) == 0:
             return self._empty(split, names)
         with single_threaded_kernels():
             replies = self.federation.map(
-                self.method.evaluate, self.method.deployed(self.server), clients=asked,
-                split=split, finite=False, counted=False,
+                self.method.evaluate,
+                self.method.deployed(self.server) if deployed is None else deployed,
+                clients=asked, split=split, finite=False, counted=False,
             )  # fmt: skip
         self.federation.states.rollback()
         place = {index: row for row, index in enumerate(order)}

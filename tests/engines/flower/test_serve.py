@@ -268,8 +268,11 @@ class Killed(BaseException):
 def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(
     method: str, silo_grid: Any, tmp_path: Path, flat: Callable[..., Any]
 ) -> None:
-    """Nodes have gone on since the checkpoint: they still hold the states that it names."""
-    config = {"rounds": 6, "checkpoint_every": 3, "method": method}
+    """Nodes have gone on since the checkpoint: they still hold the states that it names.
+
+    The evaluation of the round before it had not come when it was written.
+    """
+    config = {"rounds": 6, "checkpoint_every": 3, "evaluate_every": 1, "method": method}
     whole = carried_out(silo_grid, order("whole", **config), tmp_path / "runs")
 
     def die() -> None:
@@ -284,6 +287,13 @@ def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(
     assert "going on with round 3 of 6" in script.said
     assert torch.equal(flat(again.server), flat(whole.server))
     assert again.summary().to_dict() == whole.summary().to_dict()
+    for a, b in zip(again._runner.history, whole._runner.history, strict=True):
+        assert "val_loss" in a
+        assert {k: v for k, v in a.items() if k != "seconds"} == {
+            k: v for k, v in b.items() if k != "seconds"
+        }
+    written = (tmp_path / "runs" / "run" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == again._runner.history
 
 
 def test_a_name_that_is_taken_is_refused_and_a_finished_run_is_not_resumed(

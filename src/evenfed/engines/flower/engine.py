@@ -58,113 +58,158 @@ class FlowerEngine:
         self._start = start
         self._count = 0
         self._spaces = 0
-        self._ahead: tuple[str, ...] = ()
-        self._held: dict[str, _Held] = {}
+        self._waiting: list[_Part] = []
+        self._held: list[_Part] = []
 
     def state_store(self, start: StateFunction, seed: int) -> RemoteStates:
         """Versions of the states of one federation, apart from those of any other."""
         self._spaces += 1
         return RemoteStates(start, seed, self._spaces - 1, resumed=self._start > 0)
 
-    def ahead(self, *splits: str) -> None:
-        """Let the next exchange without draws also answer for other splits, in the same reply.
+    def along(
+        self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
+    ) -> None:
+        """Let an exchange without draws travel in the messages of the next one.
 
-        What it brings is held until the same function is asked for them with the same broadcast.
+        It sees the states as they are now and changes none. What it brings is held until the same
+        function is asked for the same split with the same broadcast.
         """
-        self._ahead = splits
+        assert isinstance(states, RemoteStates)
+        assert work.draws is None
+        self._waiting.append(_Part(work, self._named(population, seats), states))
 
     def run(
         self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
     ) -> Iterator[Chunk | Dropped]:
         """Yield the replies in the order of `seats`, and who did not send one."""
         assert isinstance(states, RemoteStates)
-        held = self._held.pop(work.split, None)
-        if held is not None and held.answers(work, seats):
-            yield from (held.chunks[seat.index] for seat in seats)
-            return
-        also = [s for s in self._ahead if work.draws is None and s != work.split]
-        self._ahead, self._held = (), {split: _Held(work) for split in also}
+        for held in self._held:
+            if held.answers(work, seats):
+                self._held.remove(held)
+                yield from (held.replies[seat.index] for seat in seats)
+                return
         self._count += 1
         version = self._start * EPOCH + self._count
-        names = {seat.position: str(population.client(seat.index).name) for seat in seats}
-        contents = self._contents(work, seats, states, names, version)
-        replies = self.roster.ask(contents, self.timeout)
-        for seat in seats:
-            yield self._read(seat, names[seat.position], replies.pop(names[seat.position]), version)
+        main = _Part(work, self._named(population, seats), states, version)
+        along = [part for part in self._waiting if not part.asks(work)]
+        self._waiting, self._held = [], along or self._held
+        parts = [main, *along]
+        for name, reply in self.roster.ask(self._contents(parts), self.timeout).items():
+            self._read(name, reply, [part for part in parts if name in part.seats])
+        yield from (main.replies.pop(seat.index) for seat in seats)
 
-    def _contents(
-        self,
-        work: Work,
-        seats: Sequence[Seat],
-        states: RemoteStates,
-        names: dict[int, str],
-        version: int,
-    ) -> dict[str, RecordDict]:
+    def _named(self, population: Population, seats: Sequence[Seat]) -> dict[str, Seat]:
+        return {str(population.client(seat.index).name): seat for seat in seats}
+
+    def _contents(self, parts: list[_Part]) -> dict[str, RecordDict]:
+        """A message for each client that has a part; those with the same parts share tensors."""
+        names = dict.fromkeys(name for part in parts for name in part.seats)
+        alike: dict[tuple[int, ...], list[str]] = {}
+        for name in names:
+            having = tuple(i for i, part in enumerate(parts) if name in part.seats)
+            alike.setdefault(having, []).append(name)
+        contents = {}
+        for having, members in alike.items():
+            contents |= self._packed([parts[i] for i in having], members)
+        return {name: contents[name] for name in names}
+
+    def _packed(self, parts: list[_Part], names: list[str]) -> dict[str, RecordDict]:
         packing = wire.Packing()
-        spec = {
-            **self.common, **self.describe(work),
-            "kind": "exchange", "split": work.split, "purpose": work.purpose,
-            "round": work.round, "seed": work.seed, "space": states.space,
-            "tree": packing.describe(work.broadcast), "also": list(self._held),
-        }  # fmt: skip
+        calls, rows = [], []
+        for part in parts:
+            work, before = part.work, len(packing.own)
+            call = {
+                **self.describe(work), "split": work.split, "purpose": work.purpose,
+                "round": work.round, "space": part.states.space,
+                "tree": packing.describe(work.broadcast),
+            }  # fmt: skip
+            calls.append(call)
+            rows += [(own, part) for own in packing.own[before:]]
+        spec = {**self.common, "kind": "exchange", "seed": parts[0].work.seed}
         shared = wire.record_of(packing.shared) if packing.shared else None
         contents = {}
-        for seat in seats:
-            name = names[seat.position]
-            parts, tensors = wire.own_parts(packing.own, seat.position)
-            mine: dict[str, Any] = {"client": name, "work": seat.work, "own": parts}
-            if states.stateless is None:
-                base = version_of(states.get(seat.index, seat.key, 0))
-                mine |= {"base": base, "next": version, "keep": states.needed(seat.index)}
+        for name in names:
+            own, tensors = wire.own_parts([(row, part.seats[name].position) for row, part in rows])
+            first, *more = (
+                {**call, **part.wants(name)} for call, part in zip(calls, parts, strict=True)
+            )
+            mine = {"client": name, "own": own, **first, "along": more}
             contents[name] = wire.message({**spec, **mine}, shared, tensors)
         return contents
 
-    def _read(self, seat: Seat, name: str, reply: Message | str, version: int) -> Chunk | Dropped:
-        if isinstance(reply, str):
-            reason, _, detail = reply.partition(": ")
-            if detail:
-                self.say(f"client '{name}' {reason}: {detail}")
-            return Dropped(seat.index, name, reason)
-        try:
-            spec = wire.spec_of(reply.content)
-            upload = wire.tree_of(reply.content, spec)
-            size, finite = int(spec["size"]), bool(spec["finite"])
-            also = [(str(split), int(count)) for split, count in spec.get("also", [])]
-            if also:
-                upload, *more = upload
-        except (EvenfedError, KeyError, TypeError, ValueError) as error:
-            self.say(f"client '{name}' sent what cannot be read: {error}")
-            return Dropped(seat.index, name, "sent what cannot be read")
-        # a state that is not finite is known at the node alone: its token says so
-        state = token(version) if finite else {"version": torch.tensor(torch.nan).double()}
-        for i, (split, count) in enumerate(also):
-            if split in self._held:
-                self._held[split].chunks[seat.index] = _chunk(seat, count, more[i], state)
-        return _chunk(seat, size, upload, state)
-
-
-def _chunk(seat: Seat, size: int, upload: Tree, state: Tree) -> Chunk:
-    stacked = trees.map(lambda t: t.unsqueeze(0), (upload, state))
-    return Chunk([seat], [size], *stacked)
+    def _read(self, name: str, reply: Message | str, parts: list[_Part]) -> None:
+        """Note a client's reply, or why there is none, in all parts that it has."""
+        reason, _, detail = reply.partition(": ") if isinstance(reply, str) else ("", "", "")
+        if isinstance(reply, Message):
+            try:
+                spec = wire.spec_of(reply.content)
+                said = [(int(size), bool(finite)) for size, finite in spec["replies"]]
+                uploads = wire.tree_of(reply.content, spec)
+                for part, upload, (size, finite) in zip(parts, uploads, said, strict=True):
+                    part.note(name, size, upload, finite)
+                return
+            except (EvenfedError, KeyError, TypeError, ValueError) as error:
+                reason, detail = "sent what cannot be read", str(error)
+        if detail:
+            self.say(f"client '{name}' {reason}: {detail}")
+        for part in parts:
+            index = part.seats[name].index
+            part.replies[index] = Dropped(index, name, reason)
 
 
 @dataclass
-class _Held:
-    """Replies for a split that came along with another."""
+class _Part:
+    """One exchange of those that travel in the same messages.
+
+    Parameters
+    ----------
+    version : int, optional
+        Version of the states that clients reach by it; None: they keep what they have.
+    """
 
     work: Work
-    chunks: dict[int, Chunk] = field(default_factory=dict)
+    seats: dict[str, Seat]
+    states: RemoteStates
+    version: int | None = None
+    replies: dict[int, Chunk | Dropped] = field(default_factory=dict)
+    """By client index, once they are there."""
 
-    def answers(self, work: Work, seats: Sequence[Seat]) -> bool:
-        """Whether an exchange would bring just these replies."""
-        if work.function != self.work.function or work.draws is not None:
+    def __post_init__(self) -> None:
+        self.base = {s.index: self.states.get(s.index, s.key, 0) for s in self.seats.values()}
+
+    def wants(self, name: str) -> dict[str, Any]:
+        """What is asked of one client alone: its share of work, and its state by version."""
+        seat = self.seats[name]
+        mine: dict[str, Any] = {"work": seat.work}
+        if self.states.stateless is None:
+            mine["base"] = version_of(self.base[seat.index])
+            if self.version is not None:
+                mine |= {"next": self.version, "keep": self.states.needed(seat.index)}
+        return mine
+
+    def note(self, name: str, size: int, upload: Tree, finite: bool) -> None:
+        """A client's reply."""
+        seat = self.seats[name]
+        state = self.base[seat.index] if self.version is None else token(self.version)
+        if not finite:  # the state is known at the node alone: its token says so
+            state = {"version": torch.tensor(torch.nan).double()}
+        stacked = trees.map(lambda t: t.unsqueeze(0), (upload, state))
+        self.replies[seat.index] = Chunk([seat], [size], *stacked)
+
+    def asks(self, work: Work) -> bool:
+        """Whether this is the same question."""
+        mine = self.work
+        if (mine.function, mine.split) != (work.function, work.split) or work.draws is not None:
             return False
-        asked, known = trees.flatten(work.broadcast), trees.flatten(self.work.broadcast)
-        same = asked[1] == known[1] and all(
+        asked, known = trees.flatten(work.broadcast), trees.flatten(mine.broadcast)
+        return asked[1] == known[1] and all(
             a is b or (isinstance(a, Tensor) and torch.equal(a, b))
             for a, b in zip(asked[0], known[0], strict=True)
         )
-        return same and all(seat.index in self.chunks for seat in seats)
+
+    def answers(self, work: Work, seats: Sequence[Seat]) -> bool:
+        """Whether an exchange would bring just these replies."""
+        return self.asks(work) and all(seat.index in self.replies for seat in seats)
 
 
 @dataclass(frozen=True)

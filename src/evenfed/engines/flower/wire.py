@@ -33,11 +33,15 @@ class WireError(EvenfedError):
 
 
 class Packing:
-    """Describes trees and collects their tensors, those of one client apart from the others."""
+    """Describes trees and collects their tensors, those of one client apart from the others.
+
+    A tensor that stands in several places travels once.
+    """
 
     def __init__(self) -> None:
         self.shared: list[Tensor] = []
         self.own: list[PerClient] = []
+        self._numbers: dict[int, int] = {}
 
     def describe(self, tree: Tree) -> Any:
         """The structure as plain values; tensors are named by their number."""
@@ -45,8 +49,10 @@ class Packing:
             self.own.append(tree)
             return {"own": len(self.own) - 1}
         if isinstance(tree, Tensor):
-            self.shared.append(tree)
-            return {"tensor": len(self.shared) - 1}
+            number = self._numbers.setdefault(id(tree), len(self.shared))
+            if number == len(self.shared):
+                self.shared.append(tree)
+            return {"tensor": number}
         if isinstance(tree, Mapping):
             return {"dict": [[_key(k), self.describe(v)] for k, v in tree.items()]}
         if isinstance(tree, list):
@@ -193,10 +199,10 @@ def rebuilt(structure: Any, tensors: list[Tensor]) -> Tree:
     return _Unpacking(tensors, []).build(structure)
 
 
-def own_parts(parts: list[PerClient], position: int) -> tuple[list[Any], list[Tensor]]:
-    """Descriptions and tensors of one client's rows."""
+def own_parts(parts: list[tuple[PerClient, int]]) -> tuple[list[Any], list[Tensor]]:
+    """Descriptions and tensors of one client's rows, each part with its row."""
     packing = Packing()
-    described = [packing.describe(trees.row(part.rows, position)) for part in parts]
+    described = [packing.describe(trees.row(part.rows, row)) for part, row in parts]
     return described, packing.shared
 
 

@@ -180,16 +180,23 @@ def _follow(deployment: Deployment, out: Path, observer: Observer, resumed: bool
     """Show rounds as they end, until the result is there or the server says why not."""
     folder, error = RunFolder(out), out.parent / f".{out.name}.error"
     seen = len(folder.history()) if resumed else 0
-    while not folder.finished:
+    shown: dict[str, Any] = {}
+    while True:
+        finished = folder.finished
+        lines = folder.history()
+        # the evaluation of a round comes with the next one
+        if 0 < seen <= len(lines) and lines[seen - 1] != shown:
+            shown = lines[seen - 1]
+            observer.round_done(shown)
+        for line in lines[seen:]:
+            observer.round_done(line)
+            shown = line
+        seen = max(seen, len(lines))
+        if finished:
+            return
         deployment.check()
         if error.is_file():
             text = error.read_text(encoding="utf-8")
             error.unlink()
             raise EvenfedError(text)
-        lines = folder.history()
-        for line in lines[seen:]:
-            observer.round_done(line)
-        seen = max(seen, len(lines))
         time.sleep(_LOOK)
-    for line in folder.history()[seen:]:
-        observer.round_done(line)
