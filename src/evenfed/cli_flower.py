@@ -105,6 +105,9 @@ def node(
     retry: Annotated[
         float, typer.Option(min=0, help="Seconds in which a refused connection is tried again.")
     ] = 120.0,
+    poll: Annotated[
+        float, typer.Option(min=0.05, max=3.0, help="Seconds between two looks for messages.")
+    ] = 1.0,
     root_certificates: Roots = None,
     insecure: Insecure = False,
 ) -> None:
@@ -127,7 +130,7 @@ def node(
     else:
         config |= {"evenfed-client": client}
     address = Address.parse(server, root_certificates, insecure)
-    raise typer.Exit(run_node(address, config, state, key=key, port=port, retry=retry))
+    raise typer.Exit(run_node(address, config, state, key=key, port=port, retry=retry, poll=poll))
 
 
 @app.command()
@@ -160,6 +163,33 @@ def submit(
     order = Order(parsed.model_dump(exclude_none=True), name or config.stem, resume)
     number = hand_over(Address.parse(server, root_certificates, insecure), order)
     typer.echo(f"run {number} submitted; its folder on the server is {order.name}")
+
+
+@app.command("app")
+def write(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
+    name: Annotated[
+        str | None, typer.Option(help="Folder of the run on the server; default: the config's.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")
+    ] = None,
+) -> None:
+    """Write a run as an app of Flower, for `flwr run` on a SuperLink that somebody else runs.
+
+    Example: evenfed flower app run.toml app && flwr run app CONNECTION
+    """
+    from evenfed.runs.config import parse, read, with_settings
+    from evenfed.runs.flower.processes import write_app
+    from evenfed.runs.flower.server import Order, check
+
+    parsed = parse(with_settings(read(config), settings or []), str(config))
+    check(parsed)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"folder '{folder}' is not empty; choose another")
+    order = Order(parsed.model_dump(exclude_none=True), name or config.stem)
+    typer.echo(f"app {write_app(folder, order)}")
 
 
 @app.command()

@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from evenfed.core import tree as trees
+from evenfed.core.errors import QuorumError
 from evenfed.core.tree import Tree
+from evenfed.engines.exchange import Mean
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import Server
 from evenfed.methods.constrained import GroupConstrained
@@ -110,13 +112,23 @@ class Saddle:
 
     def excess_of(self, params: Tree) -> Vector:
         """The same of a model as it is, in its own precision."""
-        self.exchanges += 1
-        found = self.federation.mean(
+        mean = self.federation.mean(
             self.problem.group_losses, {"params": params}, weights="uniform",
             clients=self.federation.everyone,
-        ).value  # fmt: skip
+        )  # fmt: skip
+        found = self._of_all(mean).value
         means = found["sums"] / found["counts"].clamp(min=1e-12)
         return self._excess(means.cpu().numpy())
+
+    def _of_all(self, mean: Mean) -> Mean:
+        """Count an exchange; what is proved is about all clients, so none may be missing."""
+        self.exchanges += 1
+        for dropped in mean.dropped:
+            raise QuorumError(
+                f"no certificate: client '{dropped.name}' {dropped.reason} in its exchange "
+                f"{self.exchanges}"
+            )
+        return mean
 
     def _excess(self, means: Vector) -> Vector:
         room = np.where(self.active, self.limits, np.inf)
@@ -124,7 +136,6 @@ class Saddle:
 
     def at(self, x: Vector, multipliers: Vector, beta: float) -> Point:
         """Value and gradient at a model. One exchange."""
-        self.exchanges += 1
         clients, problem = len(self.federation), self.problem
         weights = torch.from_numpy(np.where(self.active, multipliers, 0.0))
         mean = self.federation.mean(
@@ -137,7 +148,7 @@ class Saddle:
             weights={"gradient": problem.weighting, "sums": "uniform", "loss": problem.weighting},
             clients=self.federation.everyone,
         )
-        sums = mean.value["sums"].cpu().numpy() * len(mean.clients)
+        sums = self._of_all(mean).value["sums"].cpu().numpy() * len(mean.clients)
         counts = self.server["counts"].clamp(min=1).numpy()
         return Point(
             float(mean.value["loss"]),

@@ -323,7 +323,11 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
     if len(set(config.seeds)) < len(config.seeds) or min(config.seeds) < 0:
         raise ConfigError(f"{source}: seeds must differ and not be negative: {config.seeds}")
     config.built_participation()
-    config.built_engine()
+    if config.built_engine().engine == "flower":
+        raise ConfigError(
+            f"{source}: engine 'flower' carries out single runs: `evenfed run --engine flower`, or "
+            "`evenfed flower submit` for each; studies take auto, vectorized or sequential"
+        )
     _check_methods_of_data(config, source)
     names: set[str] = set()
     for plan in config.planned():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, QuorumError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.noise import draw_salts
@@ -229,15 +229,17 @@ class Result(WithFronts):
     def certificate(self) -> Certificate | None:
         """What the method can prove about this run; None for most methods.
 
-        Made when first asked for, by exchanges that training did not need: hundreds of them, so
-        none is made where an exchange takes seconds (engine `flower`).
+        Made when first asked for, by exchanges that training did not need: up to hundreds of
+        them. Where a client is out of reach in one of them there is none.
         """
         federation = self._runner.federation
-        if federation.remote:
+        try:
+            return self.method.certificate(federation, self.server, self.data.schema)
+        except QuorumError as error:
+            self._runner.observer.say(f"warning: {error}")
             return None
-        made = self.method.certificate(federation, self.server, self.data.schema)
-        federation.states.rollback()
-        return made
+        finally:
+            federation.states.rollback()
 
     def _geometry_means(self) -> dict[str, Any]:
         """Means over clients, where the config asks for them."""

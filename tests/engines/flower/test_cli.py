@@ -25,11 +25,17 @@ FLOWER = ("run", "--engine", "flower", "--dataset", "synthetic", "--rounds", "1"
         (["flower", "server", "--insecure", "--node-keys"], "needs TLS"),
         (["flower", "submit", "none.toml"], "does not exist"),
         (["flower", "register", "none.pub"], "does not exist"),
-        ([*FLOWER, "--method", "centralized"], "sends examples"),
+        ([*FLOWER, "--method", "centralized"], "choose another method"),
+        ([*FLOWER, "--method", "hetpfl", "--set", "method.phf=server"], "method.phf = 'federated'"),
+        ([*FLOWER, "--method", "hetpfl", "--set", "method.phf=tuned"], "method.phf = 'federated'"),
+        ([*FLOWER, "--method", "fedavg", "--set", "geometry=true"], "set geometry = false"),
         ([*FLOWER, "--method", "nosuch"], "method 'nosuch' is unknown"),
         ([*FLOWER, "--set", "data.nosuch=1"], "nosuch"),
         ([*FLOWER, "--set", "engine.timeout=0"], "greater than 0"),
-        (["study", "--methods", "fedavg", "--datasets", "synthetic", "--engine", "flower"], ""),
+        (
+            ["study", "--methods", "fedavg", "--datasets", "synthetic", "--engine", "flower"],
+            "single runs",
+        ),
     ],
 )
 def test_a_mistake_is_named_in_one_line(
@@ -70,3 +76,21 @@ def test_the_app_holds_no_code_but_two_names(tmp_path: Path) -> None:
     assert [line for line in code if not line.startswith(('"', "__all__"))] == [
         "from evenfed.runs.flower.apps import client, server"
     ]
+
+
+def test_an_app_is_written_for_somebody_elses_server(tmp_path: Path) -> None:
+    import tomllib
+
+    config = tmp_path / "first.toml"
+    config.write_text('rounds = 2\ndata = "synthetic"\nmethod = "fedavg"\n')
+    words = ["flower", "app", str(config), str(tmp_path / "app"), "--set", "method.local.lr=0.5"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    order = Order.read(project["tool"]["flwr"]["app"]["config"]["evenfed-order"])
+    assert order.name == "first"
+    assert order.config["rounds"] == 2
+    assert order.config["method"]["local"]["lr"] == 0.5
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code != 0
+    assert "is not empty" in again.stderr

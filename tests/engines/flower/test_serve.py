@@ -199,6 +199,35 @@ def test_a_method_that_sends_examples_is_refused(silo_grid: Any, tmp_path: Path)
     assert silo_grid.sent == []
 
 
+CERTIFIED = {
+    "method": {"name": "pffl", "zeta": 0.6}, "model": {"name": "linear"}, "rounds": 2,
+}  # fmt: skip
+
+
+def test_a_certificate_is_made_from_messages_and_is_that_of_one_process(
+    silo_grid: Any, tmp_path: Path
+) -> None:
+    ours = carried_out(silo_grid, order(**CERTIFIED), tmp_path / "runs").certificate
+    theirs = in_one_process(**CERTIFIED).certificate
+    assert ours is not None
+    assert theirs is not None
+    assert ours.no_certificate == theirs.no_certificate == ""
+    assert ours.status == theirs.status
+    assert ours.violation == pytest.approx(theirs.violation, rel=1e-4)
+    assert ours.least_excess == pytest.approx(theirs.least_excess, abs=1e-4)
+    assert ours.gap == pytest.approx(theirs.gap, rel=1e-3)
+
+
+def test_without_one_of_the_clients_there_is_no_certificate_but_a_result(
+    silo_grid: Any, tmp_path: Path
+) -> None:
+    script = Script({1: lambda: silo_grid.online.discard(2)})
+    ours = carried_out(silo_grid, order(**CERTIFIED), tmp_path / "runs", script)
+    assert ours.certificate is None
+    assert any("no certificate: client 'b' did not answer" in said for said in script.said)
+    assert (tmp_path / "runs" / "run" / "result.json").is_file()
+
+
 class Script(Silent):
     """Does something after a round."""
 

@@ -21,6 +21,8 @@ ORDER = "evenfed-order"
 """Key of the run config that holds what is submitted."""
 RUNS = "EVENFED_RUNS"
 """Environment variable of the server: the folder of its runs."""
+STATE = "EVENFED_STATE"
+"""Environment variable of a node without `evenfed-state`: folder of what clients keep."""
 _REFUSED = 2
 """Flower's code of an error raised by a client app."""
 
@@ -45,7 +47,8 @@ def node_of(config: dict[str, Any]) -> Node:
     """The node that a SuperNode's configuration describes; a simulation numbers its partitions."""
     index = int(config.get("evenfed-client", config.get("partition-id", -1)))
     data = str(config.get("evenfed-data", ""))
-    default = Path(tempfile.gettempdir()) / f"evenfed-node-{os.getuid()}-{index}"
+    root = os.environ.get(STATE, Path(tempfile.gettempdir()) / f"evenfed-node-{os.getuid()}")
+    default = Path(root) / str(index)
     folder = str(config.get("evenfed-state", default))
     name, device = config.get("evenfed-name", ""), config.get("evenfed-device", "cpu")
     column = str(config.get("evenfed-column", ""))

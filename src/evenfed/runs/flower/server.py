@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import evenfed
 from evenfed.core.errors import ConfigError, EvenfedError, RunFolderError
@@ -64,13 +65,34 @@ class Session:
 def check(config: RunConfig) -> Method:
     """Refuse what cannot run where data stay at nodes, before anybody is asked."""
     method = config.built_method()
-    if any(reveal.size == "rows" for reveal in method.reveals):
+    if sends_rows(method):
         raise ConfigError(
-            f"'{method.name}' with these options sends examples: engine 'flower' refuses that"
+            f"'{method.name}' with these options sends examples, and no row leaves a node of "
+            f"engine 'flower': {_instead(method)}"
         )
     if getattr(config, "geometry", False):
-        raise ConfigError("engine 'flower' cannot measure loss geometry: set geometry = false")
+        raise ConfigError(
+            "engine 'flower' cannot measure loss geometry, which is no client function of a "
+            "method: set geometry = false, or use engine 'sequential' where all data are"
+        )
     return method
+
+
+def sends_rows(method: Method) -> bool:
+    """Whether examples leave the clients."""
+    return any(reveal.size == "rows" for reveal in method.reveals)
+
+
+def _instead(method: Method) -> str:
+    """What to do about a method that sends examples: options under which it does not, if any."""
+    hints = get_type_hints(type(method))
+    for option in fields(method):
+        values = get_args(hints[option.name]) if option.init else ()
+        for value in values if get_origin(hints[option.name]) is Literal else ():
+            with suppress(ConfigError):
+                if not sends_rows(replace(method, **{option.name: value})):
+                    return f"set method.{option.name} = '{value}'"
+    return "it is a reference for engine 'sequential' where all data are; choose another method"
 
 
 def serve(
