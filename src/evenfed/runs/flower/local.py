@@ -17,13 +17,22 @@ from evenfed.core.errors import EvenfedError
 from evenfed.data.dataset import FederatedDataset
 from evenfed.data.silos import SiloDataset
 from evenfed.runs.config import RunConfig
-from evenfed.runs.flower.processes import Address, environment, free_port, stop, submit
+from evenfed.runs.flower.processes import (
+    Address,
+    die_with_parent,
+    environment,
+    free_port,
+    stop,
+    submit,
+)
 from evenfed.runs.flower.server import Order, check
 from evenfed.runs.folder import RunFolder, made
 from evenfed.runs.runner import Observer, Silent, build_task
 from evenfed.runs.train import load_data
 
 _LOOK = 0.5
+_NEAR = ("--poll", "0.3")
+"""Nodes of one machine cost each other nothing by looking often."""
 
 
 @dataclass
@@ -45,7 +54,7 @@ class Deployment:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "evenfed", "flower", *words],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env=environment(**env), start_new_session=True,
+                env=environment(**env), start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def start_server(self, runs: Path, *more: str) -> None:
@@ -56,7 +65,7 @@ class Deployment:
 
     def start_node(self, name: str, *more: str) -> None:
         """A node; its state is kept in the deployment's folder."""
-        words = ("--server", self.address.text, "--state", str(self.folder / name), *more)
+        words = ("--server", self.address.text, "--state", str(self.folder / name), *_NEAR, *more)
         self.start(name, "node", *self.address.flags(), *words)
 
     def log(self, name: str, letters: int = 1500) -> str:

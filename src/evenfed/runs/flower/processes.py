@@ -130,13 +130,16 @@ def run_node(
     key: Path | None,
     port: int,
     retry: float,
+    poll: float,
 ) -> int:
     """A SuperNode and the executor of its messages, until one of them ends.
 
     Returns the exit code. The SuperNode never runs code that the server sends: it has no other
     executor than ours. One that ends within `retry` seconds is started again: after a crash, a
-    server lets a node with a key in only once it has noticed that the old process is gone.
+    server lets a node with a key in only once it has noticed that the old process is gone. The
+    SuperNode looks for messages every `poll` seconds.
     """
+    script("flower-supernode")
     state.mkdir(parents=True, exist_ok=True)
     secret = state / ".executor.secret"
     secret.touch(mode=0o600)
@@ -145,7 +148,8 @@ def run_node(
     config = {**config, "evenfed-state": str(state.resolve())}
     words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
     supernode = [
-        script("flower-supernode"), "--superlink", server.text, *server.flags(),
+        sys.executable, "-m", "evenfed.runs.flower.supernode",
+        "--superlink", server.text, *server.flags(),
         "--isolation", "process", "--superexec-auth-secret-file", str(secret),
         "--host", "127.0.0.1", "--port", str(port), "--node-config", words,
         *(["--auth-supernode-private-key", str(key)] if key else []),
@@ -154,10 +158,10 @@ def run_node(
         sys.executable, "-m", "evenfed.runs.flower.executor", "--address", f"127.0.0.1:{port}",
         "--secret", str(secret), "--parent", str(os.getpid()),
     ]  # fmt: skip
-    env = environment(FLWR_HOME=str(state.resolve() / ".flwr"))
+    env = environment(FLWR_HOME=str(state.resolve() / ".flwr"), EVENFED_POLL=str(poll))
 
     def start(command: list[str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=env, preexec_fn=_die_with_parent)
+        return subprocess.Popen(command, env=env, preexec_fn=die_with_parent)
 
     begin = time.monotonic()
     children = [start(supernode), start(executor)]
@@ -175,7 +179,7 @@ def run_node(
         stop(children)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask Linux to end this process with its parent, however that one ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
