@@ -251,6 +251,11 @@ class _TableFeatures(nn.Module):
     A value that may not be missing, but is, makes NaN of its features.
     """
 
+    offset: Tensor
+    scale: Tensor
+    fill: Tensor
+    places: Tensor
+
     def __init__(self, inputs: Columns) -> None:
         super().__init__()
         numeric = inputs.numeric

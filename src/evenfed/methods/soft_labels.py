@@ -101,6 +101,8 @@ class Mixture(nn.Module):
     torch.Size([5, 2])
     """
 
+    log_pi: Tensor
+
     def __init__(self, members: Sequence[nn.Module], log_pi: Tensor, regression: bool) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)

@@ -227,9 +227,11 @@ def _intervals(
             "loss_group_max",
             *dict.fromkeys([disparity, *(f"{k}_difference" for k in known)]),
         ]
-    statistics: dict[str, Statistic] = {
-        name: lambda counts, name=name: values(counts)[name] for name in named
-    }
+
+    def metric(name: str) -> Statistic:
+        return lambda counts: values(counts)[name]
+
+    statistics = {name: metric(name) for name in named}
     if not evaluation.regression:
         statistics["accuracy"] = accuracy
     how: dict[str, Any] = {"seed": seed, "n": n, "loss_squares": squares}

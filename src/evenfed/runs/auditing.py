@@ -94,8 +94,10 @@ def audit_model(
         data = dataset
     else:
         assert dataset is not None
-        given = {"sensitive": ",".join(words(sensitive))} if sensitive else {}
-        data = load(dataset, seed=seed, **(options or {}), **given)
+        given: dict[str, Any] = dict(options or {})
+        if sensitive:
+            given["sensitive"] = ",".join(words(sensitive))
+        data = load(dataset, seed=seed, **given)
     opened = open_model(path, how, data.schema.features)
     chosen = None if split == "all" else split
     return audit(opened, dataset_rows(data, opened, chosen, favourable), wanted, seed=seed)

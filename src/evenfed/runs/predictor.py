@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from evenfed.core.errors import ConfigError, ModelError
+from evenfed.core.errors import ConfigError, DataError, ModelError
 from evenfed.data.dataset import Groups, Schema
 from evenfed.data.inputs import Inputs, inputs_of
 from evenfed.runs.architecture import Architecture, built
@@ -144,7 +144,11 @@ class Predictor:
         """Class names `(n,)`, or values for regression, of raw rows."""
         if not self.classes:
             return self.scored(rows)[0]
-        return np.array(self.classes)[self.scored(rows)[0]]
+        codes = self.scored(rows)[0]
+        if (codes < 0).any():
+            raise DataError(f"the model has no prediction for {int((codes < 0).sum())} rows")
+        named: NDArray[Any] = np.array(self.classes)[codes]
+        return named
 
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
         """Class probabilities `(n, C)` of raw rows."""
