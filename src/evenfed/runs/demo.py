@@ -16,15 +16,15 @@ from evenfed.runs.record import Record
 from evenfed.runs.study import StudyObserver, run_study
 from evenfed.runs.table import Measurements, Section, difference, section
 
-BOUND = 0.45
+BOUND = 0.42
 """PFFL's bound on the loss of every group of `loans`.
 
-On training data it lies between the lowest possible largest loss (0.36 to 0.40 by seed) and
-FedAvg's (0.46 to 0.53).
+On training data it lies between the lowest possible largest loss (0.35 to 0.41 by seed) and
+FedAvg's (0.44 to 0.49).
 """
 
 # Nothing was chosen on test data. On digits and loans all methods share the rate with which FedAvg
-# has the lowest loss on validation data (of 0.05 to 2, seed 0; of 0.02 to 0.1, seeds 0 to 2). The
+# has the lowest loss on validation data (of 0.05 to 2, seed 0; of 0.02 to 0.2, seeds 0 to 2). The
 # variant of SER is the one that its page recommends from other data; FedEBA+ clips the alignment
 # because it warns at this rate; FOCUS finds the number of its models on validation data.
 DEMO: dict[str, Any] = {
@@ -50,10 +50,11 @@ DEMO: dict[str, Any] = {
         },
         {
             "name": "loans",
-            "methods": ["fedavg", "fedeba", "pffl"],
+            "methods": ["fedavg", "pffl"],
+            "partition": "iid",
             "model": "logistic",
             "rounds": 40,
-            "method": {"lr": 0.02, "weight_decay": 0.01},
+            "method": {"lr": 0.05, "weight_decay": 0.01},
         },
         {"name": "synthetic", "methods": ["fedavg", "hetpfl"], "rounds": 5},
     ],
@@ -65,7 +66,7 @@ DEMO: dict[str, Any] = {
 ABOUT = {
     "digits": "handwritten digits, 10 clients: 7 see them upright, 2 turned by 90 degrees, 1 "
     "upside down. Is every client served?",
-    "loans": "mortgage decisions in Boston, 5 lenders, logistic models. Is every race served?",
+    "loans": "mortgage decisions in Boston, 5 lenders of one mix, logistic models. Is every race served?",
     "synthetic": "two groups, 3 clients. What does a smaller gap between the groups cost?",
 }
 COLUMNS = {
@@ -83,7 +84,7 @@ def demo_config() -> StudyConfig:
     Examples
     --------
     >>> len(demo_config().planned())
-    36
+    33
     """
     return parse_study(DEMO, "demo")
 

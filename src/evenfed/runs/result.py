@@ -24,6 +24,7 @@ from evenfed.core.randomness import generator
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import FederatedDataset, Split
+from evenfed.engines.federation import NOTED_CLIENTS
 from evenfed.methods.base import Certificate, Method
 from evenfed.metrics.bootstrap import Interval
 from evenfed.metrics.excess import FAA
@@ -242,10 +243,15 @@ class Result(WithFronts):
             federation.states.rollback()
 
     def _geometry_means(self) -> dict[str, Any]:
-        """Means over clients, where the config asks for them."""
+        """Means over clients, and each client's where they are few, if the config asks for them."""
         if not self.config.geometry or not self._has_one_model():
             return {}
-        return {"geometry": _clean(self.geometry().mean().to_dict())}
+        found = self.geometry()
+        means = {"geometry": _clean(found.mean().to_dict())}
+        if len(self.data) > NOTED_CLIENTS:
+            return means
+        by_client = {str(k): _clean(v) for k, v in found.to_dict(orient="index").items()}
+        return {**means, "geometry_by_client": by_client}
 
     def _has_one_model(self) -> bool:
         """Whether clients use one model each, so that there is a point of the loss surface."""
