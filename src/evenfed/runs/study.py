@@ -25,7 +25,7 @@ from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
 from evenfed.runs.comparison import Study, StudyRun
 from evenfed.runs.config import read as read_toml
-from evenfed.runs.folder import CLIENTS, RunFolder, made, write_atomically
+from evenfed.runs.folder import CLIENTS, REPORT, RunFolder, made, write_atomically
 from evenfed.runs.plan import (
     PlannedRun,
     StudyConfig,
@@ -133,7 +133,10 @@ def study(
         }
     )
     own = None if isinstance(model, str) else model
-    return run_study(config, None if out is None else Path(out), observer, data=loaded, model=own)
+    done = run_study(config, None if out is None else Path(out), observer, data=loaded, model=own)
+    if done.folder is not None:
+        done.report(done.folder / REPORT)
+    return done
 
 
 def _merge(entries: list[dict[str, Any]], more: Mapping[str, Mapping[str, Any]], what: str) -> None:
