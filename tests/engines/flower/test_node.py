@@ -200,8 +200,8 @@ def test_no_client_function_can_send_what_its_ledger_does_not_name(node: Any) ->
         data,
     ):
         with pytest.raises(calls.CallError):
-            calls.check_upload(method, "train", upload)
-    calls.check_upload(method, "train", {"update": method.first})
+            calls.check_upload(method, calls.Asked("train"), upload)
+    calls.check_upload(method, calls.Asked("train"), {"update": method.first})
 
 
 @pytest.mark.parametrize("name", methods())
@@ -211,5 +211,6 @@ def test_rows_are_sent_by_no_client_function_that_a_node_runs(name: str) -> None
     for reveal in method.reveals:
         if reveal.size == "rows":
             object.__setattr__(method, "first", {})
+            asked = calls.Asked(reveal.function)
             with pytest.raises(ConfigError, match="no row leaves a node"):
-                calls.check_upload(method, reveal.function, {reveal.part: torch.ones(1)})
+                calls.check_upload(method, asked, {reveal.part: torch.ones(1)})

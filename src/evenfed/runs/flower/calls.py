@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from evenfed.core import tree as trees
@@ -18,9 +18,13 @@ from evenfed.core.local import LocalTraining
 from evenfed.core.tree import Tree
 from evenfed.engines.exchange import ClientFunction, DrawFunction, Work
 from evenfed.methods.base import Method
+from evenfed.methods.preferred import Preferred
 from evenfed.methods.registry import build, construct, methods
 from evenfed.runs.config import asdict_options
+from evenfed.runs.fronts import MODELS
 
+SUMS = 16
+"""Sums over examples that an upload may hold a group and label, beside two a feature."""
 _CLIENT = ["self", "broadcast", "state", "data", "draws"]
 _DRAW = ["self", "generator", "state", "size"]
 
@@ -99,8 +103,51 @@ def _named(owner: Any, name: Any, parameters: list[str], complaint: str) -> Any:
     return getattr(owner, name)
 
 
-def check_upload(method: Method, function: str, upload: Tree) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """A call as far as the size of its upload depends on it.
+
+    Parameters
+    ----------
+    features : int
+        Numbers of one example.
+    """
+
+    function: str
+    broadcast: Tree = ()
+    state: Tree = ()
+    features: int = 0
+
+    def most(self, method: Method, size: str) -> int:
+        """The most numbers that a part of a declared size may have; never by examples."""
+        model, task = _numbers(method.first), method.task
+        cells = task.groups * task.classes
+        limits = {
+            "model": method.models * model,
+            "part": model,
+            "scalar": method.models,
+            # by group, label and prediction, losses by group and label, five moments by group
+            "counts": self.models(method) * (cells * task.classes + cells + 5 * task.groups),
+            "sums": SUMS * cells + 2 * self.features + 1,
+            # a network beside the model is one that the client keeps, or that was sent to it
+            "network": max(_numbers(self.state), _numbers(self.broadcast)),
+        }
+        return limits.get(size, 0)
+
+    def models(self, method: Method) -> int:
+        """Models that counts are asked about: one a preference for a front, no more than it has."""
+        if isinstance(method, Preferred) and self.function == "evaluate_front":
+            return min(_numbers(self.broadcast["preferences"]), MODELS)
+        return method.models
+
+
+def _numbers(tree: Tree) -> int:
+    return sum(t.numel() for t in trees.leaves(tree))
+
+
+def check_upload(method: Method, asked: Asked, upload: Tree) -> None:
     """Refuse what the method's ledger does not name, and rows of data whoever asks for them."""
+    function = asked.function
     declared = {r.part: r.size for r in method.reveals if r.function == function}
     if not isinstance(upload, dict):
         raise CallError(f"'{function}' of method '{method.name}' does not send named parts")
@@ -112,17 +159,9 @@ def check_upload(method: Method, function: str, upload: Tree) -> None:
                 f"'{function}' of '{method.name}' would send examples ('{part}'): no row leaves "
                 "a node"
             )
-        most = _most(method, declared[part])
-        count = sum(t.numel() for t in trees.leaves(value))
+        most, count = asked.most(method, declared[part]), _numbers(value)
         if count > most:
             raise CallError(
                 f"'{function}' of '{method.name}' may send at most {most} numbers as '{part}' "
                 f"({declared[part]}), not {count}"
             )
-
-
-def _most(method: Method, size: str) -> float:
-    """The most numbers that a part of a declared size may have."""
-    model = sum(t.numel() for t in trees.leaves(method.first))
-    limits = {"model": method.models * model, "part": model, "scalar": method.models}
-    return limits.get(size, float("inf"))

@@ -7,6 +7,7 @@ trees are read strictly (`wire`), and an upload leaves only if the method's ledg
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -228,7 +229,8 @@ class Node:
         with single_threaded_kernels():
             chunk = self._engine.one(work, _Only(client), seat, _States(before))  # type: ignore[arg-type]
         upload, state = trees.row(chunk.uploads, 0), trees.row(chunk.states, 0)
-        calls.check_upload(method, work.name, upload)
+        asked = calls.Asked(work.name, broadcast, before, math.prod(dataset.schema.shape))
+        calls.check_upload(method, asked, upload)
         return upload, chunk.sizes[0], state
 
     def _remember(self, call: dict[str, Any], state: Tree | None) -> None:
