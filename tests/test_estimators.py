@@ -73,7 +73,7 @@ def test_personal_models_predict_for_their_clients(sites: dict[str, Any]) -> Non
     assert model.score(x, y, clients=site) > 0.9
     # the rule of the third client is the opposite one, so its model is wrong elsewhere
     assert model.score(x, y, clients=np.where(site == "north", "coast", "north")) < 0.5
-    with pytest.raises(ValueError, match=r"a model for each client .* predict\(X, clients=...\)"):
+    with pytest.raises(ValueError, match=r"no model for all: predict\(X, clients=...\)"):
         model.predict(x)
     with pytest.raises(ValueError, match="client 'west' took no part"):
         model.predict(x, clients=["west"] * len(x))
@@ -84,6 +84,27 @@ def test_a_global_model_predicts_alike_for_everybody(sites: dict[str, Any]) -> N
     whole = model.predict_proba(sites["X"])
     assert np.array_equal(whole, model.predict_proba(sites["X"], clients=sites["clients"]))
     assert np.array_equal(whole, model.predict_proba(sites["X"], clients=["west"] * 240))
+
+
+@pytest.mark.parametrize("method", ["focus", "ifca", "hetpfl", "ser", "lft_ensemble", "scaffold"])
+def test_every_kind_of_method_predicts_for_clients_and_for_all_if_it_can(
+    method: str, sites: dict[str, Any]
+) -> None:
+    model = fit(ef.FederatedClassifier(method, rounds=1), sites)
+    own = model.predict_proba(sites["X"], clients=sites["clients"])
+    assert np.allclose(own.sum(1), 1)
+    # the counts of the run's own evaluation are those of these predictions
+    right = model.result_.evaluation("train").clients()["accuracy"]
+    for client in model.clients_:
+        rows = sites["clients"] == client
+        assert model.score(
+            sites["X"][rows], sites["y"][rows], clients=sites["clients"][rows]
+        ) == pytest.approx(right[client])
+    if method in ("focus", "ifca"):
+        with pytest.raises(ValueError, match="no model for all"):
+            model.predict(sites["X"])
+    else:
+        assert np.allclose(model.predict_proba(sites["X"]).sum(1), 1)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "focus"])

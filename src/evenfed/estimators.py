@@ -32,6 +32,7 @@ from evenfed.data.preprocess import level_codes
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
+from evenfed.methods.preferred import Preferred
 from evenfed.methods.registry import build
 from evenfed.runs.result import Result
 from evenfed.runs.runner import Model, build_task
@@ -124,46 +125,51 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             self._bound = self._built().bound(task, task.init())
 
     def _outputs(self, X: ArrayLike, clients: ArrayLike | None) -> Tensor:
-        """Outputs of the models `(n, ...)`, in float64: they depend on no other row."""
+        """Outputs of the models `(n, ...)`."""
         check_is_fitted(self, "schema_")
         x = validate_data(self, X, reset=False, dtype=np.float64, ensure_min_samples=1)
         scaled = ((x - self.mean_) / self.scale_).astype(np.float32)
-        features = torch.from_numpy(scaled).double()
-        deployed = _double(self._deployed)
-        with torch.no_grad():
-            if clients is None:
-                return self._bound.outputs(deployed, _double(self._own_state()), features)
-            site, names = _clients(clients, len(x))
-            out: Tensor | None = None
-            for k, name in enumerate(names):
-                rows = torch.from_numpy(np.flatnonzero(site == k))
-                state = _double(self._state_of(name))
-                part = self._bound.outputs(deployed, state, features[rows])
-                out = part.new_zeros(len(x), *part.shape[1:]) if out is None else out
-                out[rows] = part
+        features = torch.from_numpy(scaled)
+        site, names = _clients(clients, len(x))
+        out: Tensor | None = None
+        for k, name in enumerate(names):
+            rows = torch.from_numpy(np.flatnonzero(site == k))
+            part = self._outputs_at(features[rows], None if clients is None else name)
+            out = part.new_zeros(len(x), *part.shape[1:]) if out is None else out
+            out[rows] = part
         assert out is not None
         return out
 
-    def _own_state(self) -> Tree:
-        """What the global model needs besides itself; of the one client, if there is one."""
-        if len(self.clients_) == 1:
-            return self._states[self.clients_[0]]
-        if self._bound.personal:
-            raise ValueError(
-                f"'{self._bound.name}' has a model for each client and none for all: "
-                "predict(X, clients=...)"
-            )
-        return ()
+    def _outputs_at(self, x: Tensor, client: str | None) -> Tensor:
+        """Outputs of a client's model, or of the one for all."""
+        if client is None and len(self.clients_) == 1:
+            client = self.clients_[0]
+        method, deployed, state = self._bound, self._deployed, self._states.get(client or "", ())
+        if not isinstance(method, Preferred):  # those make tensors of float32 themselves
+            # in float64 an output does not depend on the other rows, even in its last bits
+            x, deployed, state = x.double(), _double(deployed), _double(state)
+        with torch.no_grad():
+            if client in self._states:
+                return method.outputs(deployed, state, x)
+            try:
+                if method.personal:
+                    raise ConfigError(f"'{method.name}' has no global model")
+                return method.task.outputs(method.parameters(deployed, ()), x)
+            except ConfigError:
+                return self._without_weights(deployed, x, client)
 
-    def _state_of(self, name: str) -> Tree:
-        if name in self._states:
-            return self._states[name]
-        if self._bound.personal:
-            raise ValueError(
-                f"client '{name}' took no part in the fit, and '{self._bound.name}' has a model "
-                "for each client and none for all"
-            )
-        return ()
+    def _without_weights(self, deployed: Tree, x: Tensor, client: str | None) -> Tensor:
+        """Outputs for everybody where no single model is for everybody: an ensemble's, if any."""
+        method = self._bound
+        try:
+            if not method.personal:
+                return method.outputs(deployed, (), x)
+        except (TypeError, KeyError):  # it looks up what a client keeps
+            pass
+        why = f"'{method.name}' predicts with what each client keeps, and has no model for all"
+        if client is None:
+            raise ValueError(f"{why}: predict(X, clients=...)")
+        raise ValueError(f"client '{client}' took no part in the fit; {why}")
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
