@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evenfed.core.errors import RunFolderError
-from evenfed.report.answers.chapter import Chapter
+from evenfed.report.answers.chapter import Chapter, directory
 from evenfed.report.answers.clients import clients
 from evenfed.report.answers.converged import converged
 from evenfed.report.answers.cost import cost, ledger
@@ -109,7 +109,11 @@ def run_page(record: Record) -> Page:
     """The page of one run."""
     assert record.measured is not None
     task = record.measured["task"]
-    where = "" if record.folder is None else f"evenfed run {record.folder.name}/{CONFIG} --out NEW"
+    where = (
+        ""
+        if record.folder is None
+        else f"evenfed run {directory(record.folder)}/{CONFIG} --out NEW"
+    )
     return Page(
         title=f"{task['title']} on {record.measured['dataset']}",
         lead=f"One run with seed {record.seed}, measured on test data.",
@@ -133,7 +137,7 @@ def study_page(study: Study) -> Page:
             name = table.dataset if len(tables) > 1 else ""
             parts.append(Part(name, sections(chapter, f"-{len(parts) + 1}" if name else "")))
     folder = study.folder
-    command = "" if folder is None else f"evenfed study {folder.name}/{STUDY} --out NEW"
+    command = "" if folder is None else f"evenfed study {directory(folder)}/{STUDY} --out NEW"
     own = [m for m in study.methods if m not in study.config.references]
     named = own if len(own) < 6 else [f"{len(own)} methods"]
     return Page(
@@ -201,7 +205,7 @@ def _settings(config: Any, command: str, seeds: Sequence[int], folder: Path | No
     ]
     pre = [*([again] if again else []), ("All settings", written.toml())]
     if folder is not None:
-        pre.insert(1, ("This page again", f"evenfed report {folder.name}"))
+        pre.insert(1, ("This page again", f"evenfed report {directory(folder)}"))
     return Section("settings", "All settings, seeds and versions", said, facts=facts, pre=pre)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from evenfed.metrics.front import nondominated
-from evenfed.report.answers.chapter import Chapter
+from evenfed.report.answers.chapter import Chapter, directory
 from evenfed.report.charts import Cloud, Scatter
 from evenfed.report.sections import Section
 from evenfed.report.words import listed, number
@@ -86,14 +86,6 @@ def best(part: Mapping[str, Any] | None) -> list[int]:
     return [int(v) for v in result]
 
 
-def directory(record: Record) -> str:
-    """The folder as a command names it, without where it lies on this machine."""
-    if record.folder is None:
-        return "DIR"
-    parts = record.folder.resolve().parts
-    return "/".join(parts[-3:] if len(parts) > 2 and parts[-2] == "runs" else parts[-1:])
-
-
 def _fitting(records: list[Record]) -> tuple[list[dict[str, Any]], list[str]]:
     """Entries while they fit, the first seed of every method first."""
     firsts = {r.method: r for r in reversed(records)}
@@ -102,7 +94,7 @@ def _fitting(records: list[Record]) -> tuple[list[dict[str, Any]], list[str]]:
     left_out: list[str] = []
     room = _BYTES
     for record in order:
-        entry = _entry(record, directory(record))
+        entry = _entry(record, directory(record.folder))
         size = len(json.dumps(entry, separators=(",", ":")))
         if size > room and kept:
             left_out.append(f"{record.method} with seed {record.seed}")

@@ -120,6 +120,8 @@ class Canvas:
         turn: float | None = None,
     ) -> None:  # fmt: skip
         """A line of text, cut to the room that it has."""
+        if not words:
+            return
         shown = words if room is None else cut(words, room, size)
         attributes = [
             f'x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill or self.theme.ink}"',

@@ -1,0 +1,105 @@
+"""What is recorded of fronts is what the result says, and the explorer gets it unmixed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evenfed as ef
+from evenfed.report.answers import fronts as module
+from evenfed.report.answers.chapter import Chapter, directory
+from evenfed.report.answers.fronts import best, fronts, points
+from evenfed.runs.config import parse
+from evenfed.runs.folder import FRONT
+from evenfed.runs.record import Record
+from evenfed.runs.result import Result
+from evenfed.runs.train import run_config
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    table = {"data": "loans", "rounds": 1, "method": {"name": "praffl", "local": {"epochs": 2}},
+             "engine": {"engine": "vectorized"}}  # fmt: skip
+    return run_config(parse(table), tmp_path_factory.mktemp("fronts") / "run")
+
+
+def test_the_folder_keeps_the_fronts_of_both_splits(result: Result) -> None:
+    assert result.folder is not None
+    kept = json.loads((result.folder / FRONT).read_text())
+    assert len(kept["preferences"]) == 101
+    assert list(kept["clients"]) == list(result.data.names)
+    for split in ("val", "test"):
+        whole = result.front(split, models=101)
+        np.testing.assert_allclose(points(kept["global"][split]), whole.points, atol=1e-6)
+        own = result.front(split, "client-1", models=101)
+        np.testing.assert_allclose(
+            points(kept["clients"]["client-1"][split]), own.points, atol=1e-6
+        )
+        confusion = own.counts.confusion.numpy()
+        assert kept["clients"]["client-1"][split]["found"] == confusion[..., 1, 1].tolist()
+    assert kept["global"]["val"] != kept["global"]["test"]
+
+
+def test_methods_with_one_model_keep_no_front(tmp_path: Path) -> None:
+    result = run_config(parse({"data": "synthetic", "rounds": 1}), tmp_path / "run")
+    assert result.front_record() is None
+    assert not (tmp_path / "run" / FRONT).exists()
+    assert fronts(Chapter("synthetic", [Record.read(tmp_path / "run")])) is None
+
+
+def test_dominance_is_decided_on_validation_data(result: Result) -> None:
+    assert result.folder is not None
+    record = Record.read(result.folder)
+    section = fronts(Chapter("loans", [record]))
+    assert section is not None
+    assert section.explorer is not None
+    (entry,) = section.explorer["entries"]
+    assert record.front is not None
+    table = result.front("val", models=101).table()
+    assert entry["parts"][""]["best"] == table["best"].astype(int).tolist()
+    scatter = section.figures[0]
+    assert sum(scatter.clouds[0].best) == table["best"].sum()
+    # drawn on test data all the same
+    assert scatter.clouds[0].y == pytest.approx(result.front("test", models=101).points[:, 0])
+
+
+def test_nothing_is_called_best_without_data_to_decide_on() -> None:
+    assert best(None) == []
+
+
+def test_what_does_not_fit_is_named(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert result.folder is not None
+    record = Record.read(result.folder)
+    other = replace(record, config=record.config.model_copy(update={"seed": 7}))
+    monkeypatch.setattr(module, "_BYTES", 100)
+    section = fronts(Chapter("loans", [record, other]))
+    assert section is not None
+    assert section.explorer is not None
+    assert [e["seed"] for e in section.explorer["entries"]] == [0]
+    assert "praffl with seed 7" in " ".join(section.notes)
+
+
+def test_the_folder_is_named_without_its_place_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "study.toml").touch()
+    assert directory(tmp_path / "a" / "run") == "run"
+    assert directory(tmp_path / "s" / "runs" / "m-0") == "s/runs/m-0"
+    assert directory(None) == "DIR"
+
+
+def test_a_default_folder_below_runs_is_named_from_where_the_command_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert directory(Path("runs", "loans-praffl-0")) == "runs/loans-praffl-0"
+
+
+def test_a_report_of_a_run_without_a_folder_has_the_explorer(tmp_path: Path) -> None:
+    path = ef.train("praffl", "synthetic", rounds=1, epochs=2, engine="vectorized").report(
+        tmp_path / "r.html"
+    )
+    assert '"folder":"DIR"' in path.read_text()
