@@ -24,6 +24,7 @@ import evenfed as ef
 from evenfed.cli import app
 from evenfed.core.errors import ConfigError, DataError, ModelError
 from evenfed.core.models import mlp
+from evenfed.metrics.proportion import wilson
 
 sio = pytest.importorskip("skops.io")
 
@@ -75,7 +76,7 @@ def test_a_model_of_scikit_learn_has_the_metrics_of_fairlearn_and_scikit_learn(
     folder: Path,
 ) -> None:
     found = ef.audit_model(folder / "model.skops", **silos(folder), disparity="equalized_odds")
-    rows = whole()
+    rows = whole().reset_index(drop=True)
     model = sio.load(folder / "model.skops", trusted=["numpy.dtype"])
     said, p = model.predict(rows), model.predict_proba(rows)
     summary = found.evaluation.summary()
@@ -93,6 +94,16 @@ def test_a_model_of_scikit_learn_has_the_metrics_of_fairlearn_and_scikit_learn(
     pd.testing.assert_series_equal(
         mine.sort_index(), by_site.by_group.sort_index(), check_names=False, check_dtype=False
     )
+    right = int((said == rows["granted"])[rows["site"] == "coast"].sum())
+    ends = wilson(right, SILOS["coast"])
+    assert ends is not None
+    own = found.clients().loc["site_coast"]
+    assert (own["accuracy_low"], own["accuracy_high"]) == pytest.approx(ends)
+    women = rows["sex"] == "f"
+    ends = wilson(float(z[women & (y == 1)].sum()), float((women & (y == 1)).sum()))
+    assert ends is not None
+    own = found.groups().loc["f"]
+    assert (own["true_positive_rate_low"], own["true_positive_rate_high"]) == pytest.approx(ends)
     losses = [
         log_loss(rows["granted"][rows["sex"] == sex], p[rows["sex"] == sex], labels=["no", "yes"])
         for sex in ("f", "m")
@@ -125,6 +136,26 @@ def test_an_export_gives_the_numbers_of_its_run_in_every_format(tmp_path: Path) 
         torch.testing.assert_close(found.evaluation.counts.loss, theirs.loss, rtol=1e-5, atol=1e-4)
     every = ef.audit_model(path, dataset="loans", split="all")
     assert every.evaluation.sizes.sum() == 1989
+
+
+def test_an_export_of_silo_files_has_the_numbers_of_its_run(tmp_path: Path) -> None:
+    """Codes such as 007 are words, though they look like numbers."""
+    for name, n in SILOS.items():
+        frame = people(name, n)
+        frame["job"] = frame["job"].map({"clerk": "007", "nurse": "010"})
+        frame.to_csv(tmp_path / f"site_{name}.csv", index=False)
+    given = silos(tmp_path)
+    options = {"drop": "id", "categorical": "job", "test": 0.5}
+    data = ef.load_silos(
+        given["silos"], label="granted", sensitive="sex", classes=("no", "yes"), **options
+    )
+    result = ef.train("fedavg", data, rounds=2, engine="sequential")
+    path = ef.export_model(result, tmp_path / "m.safetensors").path
+    found = ef.audit_model(path, **given).evaluation.counts.confusion
+    splits = [result.evaluation(split).counts.confusion for split in ("train", "val", "test")]  # type: ignore[arg-type]
+    assert torch.equal(found, sum(splits, torch.zeros_like(found)))
+    levels = ef.load_model(path).description.inputs.to_dict()["columns"][-1]["levels"]
+    assert levels == ["007", "010"]
 
 
 def test_an_image_model_is_audited_on_its_dataset(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from evenfed.core.errors import ConfigError, DataError, ModelError, RunFolderErr
 from evenfed.data.dataset import FederatedDataset
 from evenfed.data.federate import federate
 from evenfed.data.inputs import Inputs
+from evenfed.data.sources.shakespeare import encode, from_roles
 from evenfed.data.table import Table, deal
 from evenfed.methods.base import Method
 from evenfed.methods.preferred import Preferred
 from evenfed.methods.registry import build, methods
-from evenfed.runs.artifact import artifact_of
+from evenfed.metrics.proportion import wilson
+from evenfed.runs.artifact import artifact_of, save_model
 from evenfed.runs.config import parse
 from evenfed.runs.folder import MODEL
 from evenfed.runs.result import Result
@@ -189,6 +191,36 @@ def test_images_and_regressions_survive_every_format(source: str, tmp_path: Path
             model.predict_proba(raw(data, 0))
 
 
+def test_texts_survive_every_format(tmp_path: Path) -> None:
+    text = "Speak, speak. What say you? " * 4
+    data = from_roles(
+        {"All": text, "First": text[5:]}, clients=None, seed=0, length=4, stride=1,
+        shares=(0.1, 0.1),
+    )  # fmt: skip
+    result = ef.train("fedavg", data, model="char_gru", **FAST)
+    said = ["peak", "say "]
+    wanted = result.model()(torch.from_numpy(np.stack([encode(words) for words in said])))
+    for ending in FORMATS:
+        model = ef.load_model(ef.export_model(result, tmp_path / f"m{ending}").path)
+        found = model.predict_proba(said)
+        np.testing.assert_allclose(found, wanted.softmax(-1).detach(), atol=1e-6)
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    """Also those that a graph gives to its own values."""
+    frame = people().rename(columns={"age": "label", "pay": "evenfed/x", "job": "probabilities"})
+    table = Table(
+        "people", frame, label="granted", numeric=("label", "evenfed/x"),
+        categorical=("probabilities",), client="site", classes=("no", "yes"),
+        missing={"evenfed/x": "mean", "probabilities": "zeros"},
+    )  # fmt: skip
+    result = ef.train("fedavg", federate(table, deal(table, None, None, 0), seed=0), **FAST)
+    model = ef.load_model(ef.export_model(result, tmp_path / "m.onnx").path)
+    np.testing.assert_allclose(
+        model.predict_proba(raw(result.data, 0)), expected(result, 0), atol=1e-6
+    )
+
+
 def test_scaling_by_each_client_asks_for_a_client(tmp_path: Path) -> None:
     result = ef.train("fedavg", ef.load("loans", fit="client"), **FAST)
     with pytest.raises(ConfigError, match="scales features by its own rows"):
@@ -254,7 +286,7 @@ def test_a_module_of_ones_own_comes_back_with_its_code(
 
 
 def test_a_method_whose_module_is_not_what_it_predicts_with_is_refused(
-    data: FederatedDataset,
+    data: FederatedDataset, tmp_path: Path
 ) -> None:
     class Odd(ef.FedAvg):
         def outputs(self, deployed: Any, state: Any, x: Any) -> Any:
@@ -263,6 +295,9 @@ def test_a_method_whose_module_is_not_what_it_predicts_with_is_refused(
     result = ef.train(Odd(), data, **FAST)
     with pytest.raises(ModelError, match="not those of the module"):
         artifact_of(result)
+    # the run itself is not lost for it
+    assert "not those of the module" in save_model(result, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -302,9 +337,12 @@ def test_a_run_leaves_its_model_and_export_needs_no_data(
         assert f"- {line}" in text
     clients = pd.read_parquet(folder / "clients.parquet")
     for name, row in clients.iterrows():
-        assert f"| {name} | {row['examples']:g} | {row['accuracy']:.3f} |" in text
+        low, high = wilson(row["accuracy"] * row["examples"], row["examples"])  # type: ignore[misc]
+        share = f"{row['accuracy']:.3f} ({low:.3f} to {high:.3f})"
+        assert f"| {name} | {row['examples']:g} | {share} |" in text
     for group, row in measured["groups"].items():
-        assert f"| {group} | {row['examples']:g} | {row['accuracy']:.3f} |" in text
+        assert f"| {group} | {row['examples']:g} | {row['accuracy']:.3f} (" in text
+        assert f"| {row['true_positive_rate']:.3f} (" in text
     assert "| seed | 0 |" in text
     assert f"evenfed run {folder.name}/config.toml" in text
 
@@ -322,8 +360,8 @@ def test_the_command_writes_model_and_card_and_says_where(run: Callable[[str], P
     assert found["model"] == str(folder / "model-client-1.onnx")
     text = Path(found["card"]).read_text()
     row = pd.read_parquet(folder / "clients.parquet").loc["client-1"]
-    assert "the model of client `client-1`" in text
-    assert f"| client-1 | {row['examples']:g} | {row['accuracy']:.3f} |" in text
+    assert "the model that client `client-1` uses" in text
+    assert f"| client-1 | {row['examples']:g} | {row['accuracy']:.3f} (" in text
     assert "client-2 |" not in text, "the figures are those of this client's model alone"
 
 

@@ -181,10 +181,16 @@ def _check(method: Method, schema: Schema, module: nn.Module, deployed: Tree, st
         )
 
 
-def save_model(result: Result, folder: Path) -> None:
-    """Keep the model of a run in its folder, where there is one for all clients."""
+def save_model(result: Result, folder: Path) -> str:
+    """Keep the model of a run in its folder, where there is one for all clients.
+
+    Returns why there is none where there should be one, else nothing: a run is not lost for it.
+    """
     try:
         artifact = artifact_of(result)
     except ConfigError:
-        return  # one a client, or one a preference: `evenfed export` makes it
+        return ""  # one a client, or one a preference: `evenfed export` makes it
+    except ModelError as error:
+        return f"no {MODEL}: {error}"
     artifact.write(folder / MODEL, "safetensors")
+    return ""

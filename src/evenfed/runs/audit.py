@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ from evenfed.metrics.regression import regression_values
 from evenfed.runs.audit_data import AuditData, Rows
 from evenfed.runs.audited import Audited
 from evenfed.runs.evaluation import Evaluation
+from evenfed.runs.shares import rates
 
 _LEAST = 1e-15
 """A probability below it counts as it in a loss, as in scikit-learn's log loss."""
@@ -142,7 +144,7 @@ class Audit:
             "sensitive": list(schema.groups.names), "clients": len(evaluation.names),
             "trained_on": None, "tested_on": int(evaluation.sizes.sum()),
         }  # fmt: skip
-        clients = evaluation.clients().to_dict(orient="index")
+        clients, groups = self.clients(), self.groups()
         return {
             "model": str(self.model.path),
             "dataset": schema.name,
@@ -150,15 +152,24 @@ class Audit:
             "disparity": self.disparity,
             "metrics": _clean(evaluation.summary()),
             "intervals": {k: [v.low, v.high] for k, v in self.intervals.items()},
-            "groups": {str(k): _clean(v) for k, v in self._groups().items()},
-            "clients": {str(k): _clean(v) for k, v in clients.items()},
+            "groups": {str(k): _clean(v) for k, v in groups.to_dict("index").items()},
+            "clients": {str(k): _clean(v) for k, v in clients.to_dict("index").items()},
             "limits": [limit.table() for limit in self.limits],
             "passed": not self.broken,
             "notes": list(self.notes),
         }
 
-    def _groups(self) -> dict[Any, dict[Any, Any]]:
-        return self.evaluation.groups().to_dict(orient="index")
+    def clients(self) -> pd.DataFrame:
+        """One row a client: examples, rates with Wilson's intervals, loss, group metrics."""
+        own = self.evaluation.clients()
+        found = rates(self.evaluation.cells(), "client")
+        return found.join(own.drop(columns=[c for c in own if c in found]), how="right")
+
+    def groups(self) -> pd.DataFrame:
+        """One row a group, over all clients: examples, rates with Wilson's intervals, loss."""
+        found = rates(self.evaluation.cells(), "group")
+        own = self.evaluation.groups()
+        return found.join(own.drop(columns=[c for c in own if c in found]), how="right")
 
 
 def audit(
@@ -307,8 +318,7 @@ def _clean(values: dict[Any, Any]) -> dict[str, float | None]:
 
 def text(result: Audit) -> str:
     """The audit as lines."""
-    evaluation, measured = result.evaluation, result.measured()
-    task = measured["task"]
+    task = result.measured()["task"]
     lines = [
         f"audit of {result.model.path.name}: {task['clients']} clients, {task['tested_on']} rows"
         + (f", groups by {', '.join(task['sensitive'])}" if len(task["groups"]) > 1 else "")
@@ -316,8 +326,8 @@ def text(result: Audit) -> str:
     for name, found in result.intervals.items():
         lines.append(f"  {name.replace('_', ' '):<34} {_shown(found)}")
     if len(task["groups"]) > 1:
-        lines += ["by group", _frame(evaluation.groups())]
-    lines += ["by client", _frame(evaluation.clients())]
+        lines += ["by group", _frame(result.groups())]
+    lines += ["by client", _frame(result.clients())]
     lines += [f"note: {note}" for note in result.notes]
     lines += [limit.text for limit in result.limits]
     return "\n".join(lines)
@@ -330,6 +340,20 @@ def _shown(found: Interval) -> str:
     return f"{found.estimate:.3f}{span}"
 
 
-def _frame(frame: Any) -> str:
-    shown: str = frame.rename(columns=lambda c: c.replace("_", " ")).round(3).to_string()
-    return "\n".join(f"  {line}" for line in shown.splitlines())
+def _frame(frame: pd.DataFrame) -> str:
+    """Rates with their intervals in one column."""
+    shown = {}
+    for name in frame.columns:
+        if str(name).endswith(("_low", "_high")):
+            continue
+        low, high = frame.get(f"{name}_low"), frame.get(f"{name}_high")
+        values = ["undefined" if math.isnan(v) else f"{v:.3f}".removesuffix(".000")
+                  for v in frame[name]]  # fmt: skip
+        if low is not None and high is not None:
+            values = [
+                value if math.isnan(a) else f"{value} ({a:.3f}-{b:.3f})"
+                for value, a, b in zip(values, low, high, strict=True)
+            ]
+        shown[str(name).replace("_", " ")] = values
+    text = pd.DataFrame(shown, index=frame.index).to_string()
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -85,7 +85,7 @@ class SiloRows:
         levels = {column: self._levels(column) for column in self.sensitive}
         tables = [self._table(part, classes, levels) for part in self.parts]
         rows = [
-            Rows(part.client, _typed(part.frame), table.y, table.group)
+            Rows(part.client, _typed(part.frame, model.words), table.y, table.group)
             for part, table in zip(self.parts, tables, strict=True)
         ]
         schema = Schema(
@@ -128,13 +128,13 @@ def ordered(classes: tuple[str, ...], favourable: str | None) -> tuple[str, ...]
     return (*(c for c in classes if c != favourable), favourable)
 
 
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Text cells as numbers where a whole column is numbers, else as levels."""
+def _typed(frame: pd.DataFrame, words: frozenset[str]) -> pd.DataFrame:
+    """Text cells as numbers where a whole column is numbers and no words, else as levels."""
     columns = {}
     for name in frame.columns:
         values = frame[name]
         read = parsed(values)
-        numeric = not bool((np.isnan(read) & values.notna().to_numpy()).any())
+        numeric = name not in words and not bool((np.isnan(read) & values.notna().to_numpy()).any())
         columns[name] = pd.Series(read, values.index) if numeric else as_levels(values)
     return pd.DataFrame(columns)
 

@@ -22,7 +22,7 @@ from evenfed.data.inputs import Columns, check_columns
 from evenfed.data.preprocess import level_codes, numbers
 from evenfed.runs.config import toml_value
 from evenfed.runs.onnx_model import session
-from evenfed.runs.predictor import KEY, Predictor, load_model, loaded, needed, read_tensors
+from evenfed.runs.predictor import KEY, load_model, loaded, needed, read_tensors
 
 Scores = tuple[NDArray[Any], NDArray[np.float64] | None]
 """Codes of classes `(n,)` or values, and class probabilities `(n, C)` where the model has them."""
@@ -39,17 +39,17 @@ class Audited:
         Class names in the order of the codes; empty for regression.
     columns : tuple of str
         Raw columns that it needs; empty where it takes arrays or texts.
+    words : frozenset of str
+        Columns that it reads as words, also where they look like numbers (codes such as 007).
     score : callable
         From raw rows to `Scores`.
-    own : Predictor, optional
-        Where Evenfed exported it.
     """
 
     path: Path
     classes: tuple[str, ...]
     columns: tuple[str, ...]
     score: Callable[[Any], Scores]
-    own: Predictor | None = None
+    words: frozenset[str] = frozenset()
 
     @property
     def regression(self) -> bool:
@@ -103,13 +103,16 @@ def open_model(path: Path, how: How, others: Sequence[str]) -> Audited:
 def _exported(path: Path) -> Audited:
     model = load_model(path)
     inputs = model.description.inputs
-    names = inputs.names if isinstance(inputs, Columns) else ()
+    names: tuple[str, ...] = ()
+    words: frozenset[str] = frozenset()
+    if isinstance(inputs, Columns):
+        names, words = inputs.names, frozenset(name for name, _, _ in inputs.words)
 
     def score(rows: Any) -> Scores:
         found = model.scored(rows)
         return found[0], np.asarray(found[1], dtype=np.float64) if model.classes else None
 
-    return Audited(path, model.classes, names, score, model)
+    return Audited(path, model.classes, names, score, words)
 
 
 def parse_architecture(text: str) -> tuple[str, dict[str, Any]]:
@@ -247,7 +250,8 @@ def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
             return np.asarray(found[labels[0]], dtype=np.int64).reshape(-1), p
         return p.argmax(-1), p
 
-    return Audited(path, classes, columns, score)
+    words = frozenset(name for name, value in inputs.items() if value.type == "tensor(string)")
+    return Audited(path, classes, columns, score, words)
 
 
 def _number_type(path: Path, name: str, type: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from evenfed.engines.federation import EngineOptions
 from evenfed.methods.preferred import Preferred
 from evenfed.runs.artifact import ENDINGS, Artifact, Format, artifact_of, in_use
 from evenfed.runs.config import RunConfig, parse, read
-from evenfed.runs.folder import CLIENTS, CONFIG, MODEL, RunFolder, write_atomically
+from evenfed.runs.folder import CELLS, CLIENTS, CONFIG, MODEL, RunFolder, write_atomically
 from evenfed.runs.fronts import preferred
 from evenfed.runs.model_card import Facts, card, facts_of
 from evenfed.runs.predictor import load_model
@@ -115,12 +115,13 @@ def _of_folder(
     measured = folder.result()
     config = parse(read(path / CONFIG), str(path / CONFIG))
     _check_asked(config, client, preference)
-    file = path / MODEL
-    if client is None and preference is None and file.is_file():
-        model = load_model(file)
+    kept = [path / name for name in (MODEL, CLIENTS, CELLS)]
+    if client is None and preference is None and all(file.is_file() for file in kept):
+        model = load_model(kept[0])
         assert model.module is not None
+        clients, cells = (pd.read_parquet(file) for file in kept[1:])
         artifact = Artifact(model.description, model.module)
-        return artifact, Facts(config, measured, pd.read_parquet(path / CLIENTS), path)
+        return artifact, Facts(config, measured, clients, cells, path)
     engine = config.built_engine()
     if engine.engine == "flower":
         # what a node keeps stays there; the server's state alone is read here
@@ -128,8 +129,8 @@ def _of_folder(
     else:
         result = resume(path)
     artifact, facts = _of_result(result, client, preference)
-    kept = {name: measured[name] for name in ("dropped", "ledger", "notes", "task")}
-    return artifact, Facts(config, {**facts.measured, **kept}, facts.clients, path)
+    same = {name: measured[name] for name in ("dropped", "ledger", "notes", "task")}
+    return artifact, replace(facts, config=config, measured={**facts.measured, **same})
 
 
 def _check_asked(config: RunConfig, client: str | int | None, preference: float | None) -> None:

@@ -13,11 +13,11 @@ import pandas as pd
 
 from evenfed.core.errors import EvenfedError
 from evenfed.data.inputs import Array, Columns
-from evenfed.metrics.proportion import wilson
 from evenfed.runs.architecture import Architecture
 from evenfed.runs.artifact import Artifact
 from evenfed.runs.config import RunConfig
 from evenfed.runs.folder import CONFIG
+from evenfed.runs.shares import rates
 from evenfed.runs.table import HEADINGS, default_metrics
 
 if TYPE_CHECKING:
@@ -37,11 +37,14 @@ class Facts:
         As in `result.json`: task, metrics, intervals, groups, notes, ledger, dropped.
     clients : DataFrame
         One row a client: examples, accuracy, loss.
+    cells : DataFrame
+        One row a (client, group), see `Evaluation.cells`.
     """
 
     config: RunConfig
     measured: Mapping[str, Any]
     clients: pd.DataFrame
+    cells: pd.DataFrame
     folder: Path | None = None
 
 
@@ -61,7 +64,9 @@ def facts_of(result: Result, client: str | None) -> Facts:
         "notes": list(result.data.schema.notes),
         "ledger": [*result.data.schema.ledger, *(r.meaning for r in result.method.reveals)],
     }
-    return Facts(result.config, measured, evaluation.clients(), result.folder)
+    return Facts(
+        result.config, measured, evaluation.clients(), evaluation.cells(), result.folder
+    )  # fmt: skip
 
 
 def card(artifact: Artifact, facts: Facts, file: Path, command: Sequence[str]) -> str:
@@ -103,7 +108,12 @@ def _model(artifact: Artifact, facts: Facts, file: Path) -> str:
         ["reads", _reads(artifact)],
     ]
     if origin["client"] is not None:
-        rows.append(["whose", f"the model of client `{origin['client']}`"])
+        rows.append(
+            [
+                "whose",
+                f"the model that client `{origin['client']}` uses; all figures are of its examples",
+            ]
+        )
     if origin["preference"] is not None:
         rows.append(["preference", f"{origin['preference']:g} (in [0, 1]; larger is fairer)"])
     seen = isinstance(description.inputs, Columns) and (
@@ -189,46 +199,34 @@ def _results(artifact: Artifact, facts: Facts) -> str:
         + _table(["metric", "value", "interval"], rows)
     )
     if len(artifact.description.schema.groups) > 1:
-        text += "\n\n### By group\n\n" + _by_group(measured["groups"])
-    return text + "\n\n### By client\n\n" + _by_client(facts.clients)
+        text += "\n\n### By group\n\n" + _by_group(facts.cells)
+    return text + "\n\n### By client\n\n" + _by_client(facts.cells)
 
 
-def _by_group(groups: Mapping[str, Mapping[str, float | None]]) -> str:
-    rates = ("accuracy", "selection_rate")
-    frame = pd.DataFrame(groups).T
-    others = [c for c in frame.columns if c not in ("examples", *rates)]
-    shown = [r for r in rates if r in frame]
-    head = ["group", "examples", *(w for r in shown for w in (_words(r), "interval"))]
-    rows = []
-    for name, row in frame.iterrows():
-        line = [str(name), f"{row['examples']:g}"]
-        for rate in shown:
-            line += [_number(row[rate]), _share_span(row[rate], row["examples"])]
-        rows.append([*line, *(_number(row[c]) for c in others)])
-    return _table([*head, *(_words(c) for c in others)], rows)
+def _by_group(cells: pd.DataFrame) -> str:
+    return _rates(rates(cells, "group"), "group")
 
 
-def _by_client(clients: pd.DataFrame) -> str:
-    value = "accuracy" if "accuracy" in clients else "loss"
-    ordered = clients.sort_values(value, ascending=value == "accuracy")
-    rows = []
-    for name, row in ordered.head(_LISTED).iterrows():
-        line = [str(name), f"{row['examples']:g}", _number(row[value])]
-        if value == "accuracy":
-            line += [_share_span(row[value], row["examples"]), _number(row["loss"])]
-        rows.append(line)
-    head = ["client", "test examples", value]
-    head += ["interval", "loss"] if value == "accuracy" else []
-    left = len(clients) - _LISTED
+def _by_client(cells: pd.DataFrame) -> str:
+    found = rates(cells, "client")
+    value = "accuracy" if "accuracy" in found else "loss"
+    ordered = found.sort_values(value, ascending=value == "accuracy", kind="stable")
+    left = len(found) - _LISTED
     more = f"\n\n{left} clients with better values are not listed." if left > 0 else ""
-    return _table(head, rows) + more
+    return _rates(ordered.head(_LISTED), "client") + more
 
 
-def _share_span(share: float | None, count: float | None) -> str:
-    """Wilson's interval of a share of `count` examples, as text."""
-    if not count or share is None or not math.isfinite(share):
-        return "undefined"
-    return _span(*(wilson(share * count, count) or (None, None)))
+def _rates(found: pd.DataFrame, heading: str) -> str:
+    """A table of rates, each with its interval."""
+    names = [c for c in found.columns if not c.endswith(("_low", "_high")) and c != "examples"]
+    rows = []
+    for name, row in found.iterrows():
+        line = [str(name), f"{row['examples']:g}"]
+        for rate in names:
+            span = _span(row.get(f"{rate}_low"), row.get(f"{rate}_high"))
+            line.append(_number(row[rate]) + (f" ({span})" if span else ""))
+        rows.append(line)
+    return _table([heading, "examples", *(c.replace("_", " ") for c in names)], rows)
 
 
 def _limits(artifact: Artifact, facts: Facts) -> str:
@@ -289,10 +287,6 @@ def _use(artifact: Artifact, file: Path) -> str:
     )
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _number(value: Any) -> str:
     if value is None or not math.isfinite(value):
         return "undefined"
@@ -300,4 +294,6 @@ def _number(value: Any) -> str:
 
 
 def _span(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    if low is None or high is None or math.isnan(low):
+        return ""
+    return f"{low:.3f} to {high:.3f}"

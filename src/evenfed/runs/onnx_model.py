@@ -102,27 +102,32 @@ def _front(onnx: Any, model: Any, description: Description) -> None:
 
 
 def _back(onnx: Any, model: Any, description: Description) -> None:
-    """Name the outputs: `label` and `probabilities`, or `value`."""
+    """Name the outputs: `label` and `probabilities`, or `value`; `predicted ...` if a column is."""
     helper, graph = onnx.helper, model.graph
     schema = description.schema
     found = [value.name for value in graph.output]
     types = onnx.TensorProto
     del graph.output[:]
+    taken = {value.name for value in graph.input}
+    label, probabilities, number = (
+        f"predicted {name}" if name in taken else name
+        for name in ("label", "probabilities", "value")
+    )
     if schema.kind == "regression":
-        graph.node.append(helper.make_node("Identity", [found[0]], ["value"]))
-        graph.output.append(helper.make_tensor_value_info("value", types.FLOAT, ["n"]))
+        graph.node.append(helper.make_node("Identity", [found[0]], [number]))
+        graph.output.append(helper.make_tensor_value_info(number, types.FLOAT, ["n"]))
         return
     names = schema.class_names or tuple(str(c) for c in range(schema.classes))
     graph.node.append(
         helper.make_node(
-            "LabelEncoder", [found[0]], ["label"], domain="ai.onnx.ml", default_string="",
+            "LabelEncoder", [found[0]], [label], domain="ai.onnx.ml", default_string="",
             keys_int64s=list(range(len(names))), values_strings=list(names),
         )
     )  # fmt: skip
-    graph.node.append(helper.make_node("Identity", [found[1]], ["probabilities"]))
-    graph.output.append(helper.make_tensor_value_info("label", types.STRING, ["n"]))
+    graph.node.append(helper.make_node("Identity", [found[1]], [probabilities]))
+    graph.output.append(helper.make_tensor_value_info(label, types.STRING, ["n"]))
     shape = ["n", len(names)]
-    graph.output.append(helper.make_tensor_value_info("probabilities", types.FLOAT, shape))
+    graph.output.append(helper.make_tensor_value_info(probabilities, types.FLOAT, shape))
 
 
 def session(path: Path) -> Any:

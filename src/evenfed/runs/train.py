@@ -188,7 +188,8 @@ def _finish(runner: Runner, config: RunConfig, folder: RunFolder | None) -> Resu
     runner.run()
     result = Result(runner, config, None if folder is None else folder.path)
     if folder is not None and not folder.finished:
-        save_model(result, folder.path)
+        if problem := save_model(result, folder.path):
+            runner.observer.say(f"warning: {problem}")
         folder.save_result(result.measured(), result.clients, result.cells, result.front_record())
     return result
 
