@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from evenfed.report.answers.groups import groups
 from evenfed.report.answers.trained import trained
 from evenfed.report.answers.worked import certificates, geometry
 from evenfed.report.charts import NARROW, WIDE, Figure, draw
+from evenfed.report.panels import panels_of
 from evenfed.report.sections import Section
 from evenfed.runs.comparison import Study, StudyRun
 from evenfed.runs.folder import CONFIG, REPORT, write_atomically
@@ -173,9 +172,6 @@ def sections(chapter: Chapter, suffix: str = "") -> list[Section]:
 
 def _panels(chapter: Chapter) -> list[Section]:
     """Sections that only some methods have: of the first run of every method."""
-    if importlib.util.find_spec("evenfed.report.panels") is None:
-        return []
-    panels_of = importlib.import_module("evenfed.report.panels").panels_of
     result: list[Section] = []
     for method in dict.fromkeys(r.method for r in chapter.records):
         first = next(r for r in chapter.records if r.method == method)
@@ -199,7 +195,7 @@ def _settings(config: Any, command: str, seeds: Sequence[int], folder: Path | No
     facts = [("seeds", ", ".join(map(str, seeds))), *written.versions.items()]
     again = ("To rebuild it", command) if command else None
     said = [
-        "Everything that decides the numbers is here; the same command gives the same numbers."
+        "Everything that decides the numbers is here; the first command rebuilds the run."
         if again
         else "It was started from Python without a folder, so no command rebuilds it."
     ]
