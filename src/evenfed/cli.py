@@ -48,8 +48,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_flower.app, name="flower")
+app.command()(cli_silos.advise)
 cli_model.register(app)
 app.command("demo")(cli_show.demo)
+app.command("watch")(cli_show.watch)
 app.command("paper")(cli_papers.command)
 
 ConfigFile = Annotated[

@@ -1,4 +1,4 @@
-"""The commands that show something at work: the demo."""
+"""The commands that show something at work: the demo, and a live page of a run."""
 
 from __future__ import annotations
 
@@ -95,3 +95,20 @@ def _print_demo(study: Study) -> None:
 
 def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a study.")],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")
+    ] = 8765,
+) -> None:
+    """Follow a run or a study in the browser while it trains; on this machine alone.
+
+    Reads the folder and changes nothing in it. Ctrl-C ends the page, not the run.
+
+    Example: evenfed watch runs/loans-fedavg-0
+    """
+    from evenfed.report.watch import watch as serve
+
+    serve(folder, port, typer.echo)
