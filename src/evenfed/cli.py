@@ -49,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_flower.app, name="flower")
 app.command()(cli_silos.advise)
+app.command()(cli_silos.advise)
 cli_model.register(app)
 app.command("demo")(cli_show.demo)
 app.command("watch")(cli_show.watch)

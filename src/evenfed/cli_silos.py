@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -125,3 +126,46 @@ def with_data(
 
     data = {"name": SILOS, **found.options()}
     return {**table, key: data if key == "data" else [data]}
+
+
+_NONE = SiloArguments()
+
+
+@takes_silos
+def advise(
+    dataset: Annotated[str | None, typer.Option(help="Instead of files: a dataset.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of its clients.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How its examples are dealt.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of splits and quick runs.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages.")] = False,
+    silos: SiloArguments = _NONE,
+) -> None:
+    """Look at data and say which methods fit, which cannot, and why, with figures.
+
+    Example: evenfed advise --silos 'hospital_*.csv' --label died --sensitive sex
+
+    Example: evenfed advise --dataset loans
+    """
+    found = silos.read(quiet)
+    if (found is None) == (dataset is None):
+        raise ConfigError("name the data: --silos FILES, or --dataset NAME")
+    from evenfed.data.dataset import FederatedDataset
+    from evenfed.data.registry import load
+    from evenfed.runs.advice import advise as look
+
+    data: FederatedDataset
+    if found is not None:
+        if clients is not None or partition is not None:
+            raise ConfigError("silo files are the clients: leave --clients and --partition out")
+        data = found.federated(seed)
+    else:
+        assert dataset is not None
+        data = load(dataset, clients=clients, partition=partition, seed=seed)
+    advice = look(data, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(advice.table(), indent=1))
+    else:
+        typer.echo(advice.text())
