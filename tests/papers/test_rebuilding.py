@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evenfed.core.errors import ConfigError, DataError, RunFolderError
-from evenfed.papers import pages, store
+from evenfed.papers import pages, recipe, store
 from evenfed.papers.checking import differences
 from evenfed.papers.recipe import (
     Claim,
@@ -26,6 +27,14 @@ from evenfed.papers.recipe import (
 )
 from evenfed.papers.running import _elsewhere, rebuild
 from evenfed.papers.store import Results
+
+with warnings.catch_warnings():
+    # Typer imports names that the newest Click calls deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from click.testing import Result
+    from typer.testing import CliRunner
+
+    from evenfed.cli import app
 
 CALLS: list[str] = []
 BREAK: set[str] = set()
@@ -173,7 +182,7 @@ def test_a_page_shows_figure_ours_verdict_reason_and_ordering(tmp_path: Path) ->
     assert "| *Bad* | 0.800 | 0.510 ± 0.025 | not comparable (-0.290) |" in text
     assert "- Good: a reason." in text
     assert "- 1 cell: it is bad." in text
-    assert "- Good beats bad: TOY holds." in text
+    assert "| Good beats bad | holds |" in text
 
 
 def test_the_index_counts_verdicts_and_lists_what_is_open(tmp_path: Path) -> None:
@@ -200,3 +209,52 @@ def test_a_job_in_another_process_is_found_by_its_name() -> None:
     # 60.53 % of the published split's test labels are 1
     value = found.outcome.values["constant"]["global_hypervolume"]
     assert value == pytest.approx(0.6053, abs=1e-4)
+
+
+def invoked(arguments: list[str]) -> Result:
+    return CliRunner().invoke(app, ["paper", *arguments])
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "paper", lambda name: PAPER)
+
+
+@pytest.mark.usefixtures("by_name")
+def test_the_command_prints_the_table_and_says_where_it_is_stored(tmp_path: Path) -> None:
+    done = invoked(["toy", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "| Good | 0.800 | 0.910 ± 0.025 | better (+0.110) |" in done.output
+    assert "toy-table1-published.json" in done.output
+
+
+@pytest.mark.usefixtures("by_name")
+def test_a_check_fails_where_a_stored_cell_is_not_repeated(tmp_path: Path) -> None:
+    assert invoked(["toy", "--quick", "--seeds", "0,1", "--out", str(tmp_path)]).exit_code == 0
+    done = invoked(["toy", "--check", "--out", str(tmp_path)])
+    assert (done.exit_code, "as stored" in done.output) == (0, True), done.output
+    stored = store.read(tmp_path / "results" / "toy-table1-published-quick.json")
+    store.write(fresh(stored, -0.5), tmp_path)
+    done = invoked(["toy", "--check", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "good, toy, accuracy" in done.output
+
+
+def test_without_a_name_all_papers_are_listed_with_their_minutes() -> None:
+    done = invoked([])
+    assert "--table table1   --protocol published Table 1; minutes" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["hetpfl", "--table", "table9"], "has no table 'table9'"),
+        (["hetpfl", "--protocol", "good"], "it may be published or sound"),
+        (["hetpfl", "--seeds", "a"], "whole numbers"),
+        (["hetpf"], "Did you mean 'hetpfl'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], words: str) -> None:
+    done = invoked(arguments)
+    assert done.exit_code == 2
+    assert words in done.output

@@ -159,10 +159,16 @@ def judgements(table: Table, results: Results) -> list[tuple[str, str, str]]:
 
 
 def _claims(table: Table, results: Results) -> list[str]:
-    by_text: dict[str, list[str]] = {}
-    for text, column, word in judgements(table, results):
-        by_text.setdefault(text, []).append(f"{column} {word}")
-    return [f"- {text}: {'; '.join(words)}." for text, words in by_text.items()]
+    """One row an ordering, one column a column of the table."""
+    if results.setting.quick:
+        return []
+    found = {(text, column): word for text, column, word in judgements(table, results)}
+    columns = list(dict.fromkeys(column for _, column in found))
+    if not found:
+        return []
+    lines = [_line(["ordering", *columns]), _line(["---"] * (len(columns) + 1))]
+    texts = dict.fromkeys(text for text, _ in found)
+    return lines + [_line([text, *(found.get((text, c), "") for c in columns)]) for text in texts]
 
 
 def _incomparable(judged: dict[tuple[str, str, str], Verdict]) -> list[str]:
@@ -200,31 +206,26 @@ def _section(table: Table, results: Results) -> list[str]:
     found = [
         f"### {table.title}: {setting.protocol} protocol ({kind})",
         f"```console\n$ {command(results, processes)}\n```",
-        f"Seeds {seeds}; {len(results.runs)} runs, {results.minutes:.0f} minutes of one thread "
+        f"Seeds {seeds}; {len(results.runs)} runs, {results.minutes:.1f} minutes of processor time "
         f"in all ({processes} {'process' if processes == 1 else 'processes'}); "
         f"torch {results.versions.get('torch', '?')}.",
         table_text(table, results),
     ]
-    if table.plot is not None:
-        found += [
-            f"![{table.plot.title}, {column.title}](figures/{name})"
-            for column, name, _ in drawn(table, results)
-        ]
+    found += [f"![{title}](figures/{name})" for title, name, _ in drawn(table, results)]
     return found
 
 
-def drawn(table: Table, results: Results) -> list[tuple[Column, str, str]]:
-    """Figures of a table: column, file name, SVG."""
-    if table.plot is None:
-        return []
-    first = results.setting.seeds[0]
+def drawn(table: Table, results: Results) -> list[tuple[str, str, str]]:
+    """Figures of a table: title, file name, SVG."""
     base = store.stem(results.paper, table.key, results.setting)
     found = []
-    for column in table.columns:
-        curves = results.curves(column.key, first)
-        if curves:
-            svg = figure(table, table.plot, column, curves)
-            found.append((column, f"{base}-{column.key}.svg", svg))
+    for plot in table.plots:
+        for column in table.columns:
+            svg = figure(table, plot, column, results)
+            if svg is not None:
+                end = f"-{plot.key}" if plot.key else ""
+                file = f"{base}-{column.key}{end}.svg"
+                found.append((f"{plot.title}, {column.title}", file, svg))
     return found
 
 
@@ -254,7 +255,7 @@ def page(name: str, folder: Path = store.FOLDER) -> str:
 
 def index(folder: Path = store.FOLDER) -> str:
     """One table of all verdicts."""
-    head = ["paper", "table", "protocol", "seeds", *WORDS, "orderings", "minutes"]
+    head = ["paper", "table", "protocol", "seeds", *WORDS, "orderings", "processor minutes"]
     lines = [_line(head), _line(["---"] * len(head))]
     for name in names():
         wanted = paper(name)

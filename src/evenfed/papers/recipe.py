@@ -142,19 +142,28 @@ class Claim:
 
 @dataclass(frozen=True)
 class Plot:
-    """How the curves of a table become a figure a column.
+    """How a table becomes a figure a column.
 
     Parameters
     ----------
     kind : {"front", "line"}
         Points joined as a front, or values along x.
+    metrics : (x, y)
+        Where given, points are means over seeds of these metrics; otherwise they are the curves
+        that the first seed's jobs stored.
+    series : sequence of (title, rows)
+        Rows whose points are joined; by default each row by itself.
+    key : str
+        Tells the plots of a table apart.
     """
 
     title: str
     x: str
     y: str
     kind: Literal["front", "line"] = "front"
-    rows: tuple[str, ...] = ()
+    metrics: tuple[str, str] | None = None
+    series: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +196,7 @@ class Table:
     incomparable: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
-    plot: Plot | None = None
+    plots: tuple[Plot, ...] = ()
     note: str = ""
 
     def setting(

@@ -107,11 +107,11 @@ def _carried_out(
 
 
 def _one(table: Table, job: Job) -> Run:
-    begin = time.perf_counter()
+    begin = time.process_time()
     outcome = table.run(job)
     unexpected = set(outcome.values) - set(job.rows)
     assert not unexpected, f"job {job.key} filled rows {unexpected}"
-    return store.finished(job, outcome, time.perf_counter() - begin)
+    return store.finished(job, outcome, time.process_time() - begin)
 
 
 def _elsewhere(name: str, key: str, setting: Setting, job: str) -> Run:

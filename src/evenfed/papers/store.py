@@ -85,7 +85,7 @@ class Results:
 
     @property
     def minutes(self) -> float:
-        """Minutes that its jobs took, one after the other."""
+        """Minutes of processor time that its jobs took together."""
         return sum(run.seconds for run in self.runs) / 60
 
     def values(self, row: str, column: str, metric: str) -> list[float]:

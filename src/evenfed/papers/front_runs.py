@@ -1,0 +1,121 @@
+"""Carries out the jobs of HetPFL's tables: trains, and measures fronts on test data."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from evenfed.core.models import mlp
+from evenfed.data.dataset import FederatedDataset
+from evenfed.data.registry import load
+from evenfed.engines.federation import EngineOptions
+from evenfed.methods.hetpfl import HetPFL
+from evenfed.metrics.client import FloatArray
+from evenfed.papers import fronts
+from evenfed.papers.convergence import followed
+from evenfed.papers.recipe import Job, Outcome
+from evenfed.runs.result import Result
+from evenfed.runs.train import train
+
+LOCAL = {"lr": 0.005, "batch": 128, "optimizer": "adam", "weight_decay": 1e-4}
+CHECKPOINTS = (1, 3, 5, 10, 15)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, options: tuple[tuple[str, Any], ...], seed: int) -> FederatedDataset:
+    return load(name, seed=seed, **dict(options))
+
+
+def _data(settings: dict[str, Any]) -> FederatedDataset:
+    options = tuple(sorted(settings["data"].items()))
+    return _loaded(settings["dataset"], options, settings["seed"])
+
+
+def run(job: Job) -> Outcome:
+    """Carry out a job."""
+    settings = dict(job.settings)
+    data = _data(settings)
+    if settings["kind"] == "constant":
+        return Outcome({"constant": fronts.constant(data)})
+    if settings["kind"] == "ceiling":
+        own, whole = fronts.ceiling(
+            data, (settings["hidden"],), settings["seed"], settings["steps"]
+        )
+        return _outcome({"ceiling": (own, whole)})
+    if settings["kind"] == "front":
+        return _outcome(_preferred(settings, data))
+    if settings["kind"] == "convergence":
+        return _convergence(job.rows[0], settings, data)
+    points = [_single(settings, knob, data) for knob in settings["knobs"]]
+    own = [np.stack(client) for client in zip(*(p[0] for p in points), strict=True)]
+    return _outcome({settings["method"]: (own, np.stack([p[1] for p in points]))})
+
+
+def _outcome(found: dict[str, tuple[list[FloatArray], FloatArray]]) -> Outcome:
+    values = {row: fronts.measures(own, whole) for row, (own, whole) in found.items()}
+    return Outcome(values, curves={row: fronts.curve(whole) for row, (_, whole) in found.items()})
+
+
+def _trained(method: Any, settings: dict[str, Any], data: FederatedDataset, **more: Any) -> Result:
+    front = settings["kind"] == "front"
+    layers = (settings["hidden"],) * (2 if front else 1)
+    return train(
+        method, data, rounds=settings["rounds"], seed=settings["seed"], evaluate_every=0,
+        model=partial(mlp, data.schema.shape[0], 2, layers),
+        engine=EngineOptions("vectorized", workers=1), **more,
+    )  # fmt: skip
+
+
+def _single(
+    settings: dict[str, Any], knob: dict[str, Any], data: FederatedDataset
+) -> tuple[FloatArray, FloatArray]:
+    result = _trained(
+        settings["method"], settings, data, **LOCAL, epochs=settings["epochs"], **knob
+    )
+    return fronts.of_one_model(result)
+
+
+def _preferred(
+    settings: dict[str, Any], data: FederatedDataset
+) -> dict[str, tuple[list[FloatArray], FloatArray]]:
+    """One training, and both ways to a global front: the mean of the hypernetworks, and PHF."""
+    method = HetPFL(psa=settings["psa"], phf="none", **front_options(settings))
+    result = _trained(method, settings, data)
+    names = ("psa", "hetpfl") if settings["psa"] else ("praffl", "phf")
+    return {
+        names[0]: fronts.of_preferences(result),
+        names[1]: fronts.of_preferences(fused(result, settings["rounds"])),
+    }
+
+
+def _convergence(row: str, settings: dict[str, Any], data: FederatedDataset) -> Outcome:
+    method = HetPFL(psa=settings["psa"], phf="none", **front_options(settings))
+    model = partial(mlp, data.schema.shape[0], 2, (settings["hidden"],) * 2)
+    curve = followed(method, data, model, settings["rounds"], settings["seed"])
+    last = len(curve)
+    values = {f"round_{t}": curve[min(t, last) - 1][1] for t in CHECKPOINTS}
+    return Outcome({row: values}, curves={row: curve})
+
+
+def front_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Options of HetPFL and PraFFL that both protocols share: those of the public code."""
+    return {
+        "local": replace(HetPFL().local, epochs=settings["epochs"]), "n_preferences": 8,
+        "refresh": 0, "alpha_bounds": (1.0, 5.0),
+        "fusion_steps": settings["fusion_steps"],
+    }  # fmt: skip
+
+
+def fused(result: Result, rounds: int) -> Result:
+    """The same trained clients with a FusionNet."""
+    runner = copy.copy(result._runner)
+    method = replace(result.method, phf="federated")  # type: ignore[call-arg]
+    runner.method = method.bound(runner.task, result.method.first)
+    runner.federation.begin(rounds)
+    server = {"params": result.server["params"]}
+    runner.server = runner.method.united(runner.federation, server)  # type: ignore[attr-defined]
+    return Result(runner, result.config)
