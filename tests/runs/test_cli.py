@@ -13,7 +13,18 @@ from evenfed import __version__
 from evenfed.cli import app
 
 RUN = ["run", "--dataset", "synthetic", "--rounds", "2", "--engine", "vectorized"]
-COMMANDS = ("run", "study", "resume", "methods", "datasets", "demo", "report", "export", "audit")
+COMMANDS = (
+    "run",
+    "study",
+    "resume",
+    "methods",
+    "datasets",
+    "demo",
+    "report",
+    "watch",
+    "export",
+    "audit",
+)
 
 
 def invoke(*arguments: str) -> Result:
