@@ -345,6 +345,7 @@ def test_the_page_shows_limits_clients_and_groups(folder: Path, tmp_path: Path) 
     page = (tmp_path / "a" / "audit.html").read_text()
     assert "Audit of model.skops" in page
     assert "--max-disparity 0 broken" in page
+    assert "1 of 1 limits is broken." in page
     assert "Is it fair to groups?" in page
     assert "site_coast" in page
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["passed"] is False

@@ -48,8 +48,11 @@ def page_of(result: Audit, command: str) -> Page:
 
 
 def _limits(result: Audit) -> Section:
-    said = [f"The disparity asked about is {result.disparity.replace('_', ' ')}."]
-    said += [limit.text + "." for limit in result.limits] or ["No limit was set."]
+    count, broken = len(result.limits), len(result.broken)
+    verdict = f"{broken} of {count} limits {'is' if broken == 1 else 'are'} broken."
+    said = [verdict if count else "No limit was set."]
+    said.append(f"The disparity asked about is the {result.disparity.replace('_', ' ')}.")
+    said += [f"{limit.text}." for limit in result.limits]
     rows = [
         [metric.replace("_", " "), _number(found.estimate),
          "" if found.low is None else f"{found.low:.3f} to {found.high:.3f}"]
