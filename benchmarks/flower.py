@@ -6,7 +6,7 @@ python -m benchmarks.flower bytes                 every method, in this process
 
 from __future__ import annotations
 
-import json
+import statistics
 import sys
 import tempfile
 import time
@@ -21,11 +21,16 @@ from evenfed.core.errors import EvenfedError
 from evenfed.methods.registry import methods
 from evenfed.runs.config import parse
 from evenfed.runs.flower.apps import reply_to
-from evenfed.runs.flower.local import run_local
+from evenfed.runs.flower.local import Deployment, wait_for_server
 from evenfed.runs.flower.node import NamedData, Node
+from evenfed.runs.flower.processes import submit
 from evenfed.runs.flower.server import Order, _Run
+from evenfed.runs.folder import RunFolder
 from evenfed.runs.runner import Silent
 
+ROUNDS = 6
+LIMIT = 180.0
+"""Seconds after which a run is given up."""
 MODELS: dict[str, Any] = {
     "small (logistic, 4 features)": {"name": "linear"},
     "10 million parameters (MLP)": {"name": "mlp", "hidden": [3200, 3100]},
@@ -33,30 +38,60 @@ MODELS: dict[str, Any] = {
 
 
 def seconds(counts: list[int]) -> None:
-    """Rounds of FedAvg; the first is left out, because processes still warm up in it."""
-    for label, model in MODELS.items():
-        for nodes in counts:
-            config = parse(
-                {
-                    "method": {"name": "fedavg", "local": {"steps": 1, "batch": 8}},
-                    "data": {"name": "loans", "clients": nodes, "partition": "iid"},
-                    "model": model, "rounds": 6, "evaluate_every": 0,
-                    "engine": {"engine": "flower"},
-                }
-            )  # fmt: skip
-            with tempfile.TemporaryDirectory() as folder:
-                begin = time.perf_counter()
-                run_local(config, Path(folder) / "run")
-                whole = time.perf_counter() - begin
-                text = (Path(folder) / "run" / "history.jsonl").read_text()
-            lines = [json.loads(line) for line in text.splitlines()]
-            # the last line also holds the evaluation
-            found = sorted(line["seconds"] for line in lines[1:-1])
-            print(
-                f"{label} | {nodes} nodes | median {found[len(found) // 2]:.1f} s a round "
-                f"({found[0]:.1f} to {found[-1]:.1f}) | whole command {whole:.0f} s",
-                flush=True,
-            )
+    """Rounds of FedAvg, with both models on one deployment for each number of nodes.
+
+    The first round is left out, because processes still warm up in it; the last one, because it
+    also holds the evaluation.
+    """
+    print("| nodes | model | median seconds a round | fastest | slowest | to start (s) |")
+    print("|---:|---|---:|---:|---:|---:|", flush=True)
+    for nodes in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            deployment = Deployment(root / "logs")
+            begin = time.perf_counter()
+            try:
+                deployment.start_server(root / "runs")
+                for index in range(nodes):
+                    deployment.start_node(f"node-{index}", "--client", str(index))
+                wait_for_server(deployment)
+                for i, (label, model) in enumerate(MODELS.items()):
+                    found, started = timed(deployment, root / "runs" / f"run-{i}", nodes, model)
+                    start = f"{started - begin:.0f}" if i == 0 else ""
+                    print(
+                        f"| {nodes} | {label} | {statistics.median(found):.1f} | {min(found):.1f} "
+                        f"| {max(found):.1f} | {start} |",
+                        flush=True,
+                    )
+            finally:
+                deployment.stop()
+
+
+def timed(
+    deployment: Deployment, path: Path, nodes: int, model: dict[str, Any]
+) -> tuple[list[float], float]:
+    """Seconds of the rounds of one run, and when its first one ended."""
+    config = parse(
+        {
+            "method": {"name": "fedavg", "local": {"steps": 1, "batch": 8}},
+            "data": {"name": "loans", "clients": nodes, "partition": "iid"},
+            "model": model, "rounds": ROUNDS, "evaluate_every": 0, "checkpoint_every": ROUNDS,
+            "engine": {"engine": "flower"},
+        }
+    )  # fmt: skip
+    submit(deployment.address, Order(config.model_dump(exclude_none=True), path.name))
+    folder, error = RunFolder(path), path.parent / f".{path.name}.error"
+    end, first = time.monotonic() + LIMIT, 0.0
+    while not folder.finished:
+        deployment.check()
+        if error.is_file() or time.monotonic() > end:
+            why = error.read_text() if error.is_file() else f"not done within {LIMIT:.0f} s"
+            raise EvenfedError(f"{nodes} nodes, model {model}: {why}")
+        if not first and folder.history():
+            first = time.perf_counter()
+        time.sleep(0.2)
+    lines = folder.history()
+    return [line["seconds"] for line in lines[1:-1]], first or time.perf_counter()
 
 
 class Here:

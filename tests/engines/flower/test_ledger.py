@@ -94,11 +94,12 @@ def trained(name: str, data: FederatedDataset, model: str = "auto", **options: A
 
 
 def choices(name: str) -> Iterator[dict[str, Any]]:
-    """Every value of every option that has a few named ones."""
+    """Every other value of every option that has a few named ones."""
     hints = typing.get_type_hints(methods()[name])
     for f in dataclasses.fields(methods()[name]):
         if f.init and typing.get_origin(hints[f.name]) is typing.Literal:
-            yield from ({f.name: value} for value in typing.get_args(hints[f.name]))
+            values = typing.get_args(hints[f.name])
+            yield from ({f.name: value} for value in values if value != f.default)
 
 
 @every_method

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -30,6 +32,7 @@ from evenfed.runs.folder import RunFolder, made
 from evenfed.runs.runner import Observer, Silent, build_task
 from evenfed.runs.train import load_data
 
+MARK = "EVENFED_DEPLOYMENT_MARK"
 _LOOK = 0.5
 _NEAR = ("--poll", "0.3")
 """Nodes of one machine cost each other nothing by looking often."""
@@ -42,6 +45,8 @@ class Deployment:
     folder: Path
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0, insecure=True))
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    """In the environment of all processes, by which those that outlive their parents are found."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,8 @@ class Deployment:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "evenfed", "flower", *words],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env=environment(**env), start_new_session=True, preexec_fn=die_with_parent,
+                env=environment(**{MARK: f"{self.mark}-{name}."}, **env),
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def start_server(self, runs: Path, *more: str) -> None:
@@ -89,6 +95,7 @@ class Deployment:
             _signal(process, signal.SIGKILL)
         finally:
             process.wait()
+            _kill_marked(f"{self.mark}-{name}.")
 
     def stop(self) -> None:
         """End everything, nodes first."""
@@ -99,6 +106,7 @@ class Deployment:
         stop(list(self.processes.values()), 15.0)
         for process in self.processes.values():
             _signal(process, signal.SIGKILL)
+        _kill_marked(f"{self.mark}-")
         self.processes.clear()
 
 
@@ -108,6 +116,14 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
     except ProcessLookupError:
         return
+
+
+def _kill_marked(mark: str) -> None:
+    """End what has left its group: a SuperLink's app runs in a session of its own (Linux)."""
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            if f"{MARK}={mark}".encode() in place.read_bytes():
+                os.kill(int(place.parent.name), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
