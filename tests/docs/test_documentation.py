@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from evenfed.core.local import LocalTraining
@@ -145,8 +147,21 @@ def needs_nothing(words: list[str]) -> bool:
     return listing or (words[0] in SHORTER and words[1].startswith("--"))
 
 
+def hospitals() -> None:
+    """The files that commands about silo files read."""
+    for name, n in {"a": 60, "b": 90, "c": 50}.items():
+        rng = np.random.default_rng(n)
+        age = rng.integers(20, 80, n)
+        frame = pd.DataFrame({"age": age, "ward": rng.choice(["icu", "er"], n)})
+        frame["sex"] = rng.choice(["f", "m"], n)
+        frame["died"] = (age + rng.normal(0, 10, n) > 50).astype(int)
+        frame.to_csv(f"hospital_{name}.csv", index=False)
+
+
 @pytest.mark.parametrize("words", [p for p in EVENFED if needs_nothing(p.values[0])])
 def test_commands_that_need_no_folder_work(words: list[str]) -> None:
+    if "--silos" in words:
+        hospitals()
     done = CliRunner().invoke(app, [*words, *SHORTER.get(words[0], [])])
     assert done.exit_code == 0, done.output
 

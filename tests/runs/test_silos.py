@@ -111,3 +111,16 @@ def test_a_loaded_dataset_trains_and_its_config_names_the_files() -> None:
     assert result.summary()["accuracy"] == done["metrics"]["accuracy"]
     Path("own.toml").write_text(result.config.completed().toml())
     assert json.loads(invoke("run", "own.toml", "--json").stdout)["metrics"] == done["metrics"]
+
+
+def test_a_study_of_loaded_silos_has_a_folder_and_splits_anew_for_each_seed(tmp_path: Path) -> None:
+    data = ef.load_silos("hospital_*.csv", label="died", sensitive="sex")
+    found = ef.study(
+        "fedavg", data, seeds=[0, 1], rounds=1, references=[], engine="vectorized", out="study"
+    )
+    assert not found.failed
+    first, second = (
+        pd.read_parquet(f"study/runs/fedavg-silos-{seed}/clients.parquet") for seed in (0, 1)
+    )
+    assert not first.equals(second)
+    assert json.loads(Path("study/runs/fedavg-silos-0/result.json").read_text())["seed"] == 0

@@ -20,6 +20,7 @@ from evenfed.core.errors import (
 from evenfed.data.dataset import FederatedDataset
 from evenfed.data.registry import COMMON, source_options
 from evenfed.data.silo import SILOS, SiloSchema
+from evenfed.data.silos import SiloDataset
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
@@ -79,7 +80,8 @@ def study(
     methods : str, Method or sequence of them
         Names, `"name:option=value"` words, or instances; "all" is every registered method.
     datasets : str, FederatedDataset or sequence of them
-        Names, words as for methods, or loaded data (which then is the same for every seed).
+        Names, words as for methods, or loaded data (which then is the same for every seed; silo
+        files are split anew).
     options : mapping, optional
         Hyperparameters by method name: `{"fedprox": {"mu": 0.1}}`.
     data : mapping, optional
@@ -109,11 +111,12 @@ def study(
     given_methods = [methods] if isinstance(methods, str | Method) else list(methods)
     given_data = [datasets] if isinstance(datasets, str | FederatedDataset) else list(datasets)
     tables_m = [method_entry(m) for m in given_methods]
-    loaded = {d.schema.name: d for d in given_data if isinstance(d, FederatedDataset)}
-    tables_d = [
-        {"name": d.schema.name} if isinstance(d, FederatedDataset) else data_entry(d)
+    loaded = {
+        d.schema.name: d
         for d in given_data
-    ]
+        if isinstance(d, FederatedDataset) and not isinstance(d, SiloDataset)
+    }
+    tables_d = [_data_table(d) for d in given_data]
     _merge(tables_m, options or {}, "method")
     _merge(tables_d, data or {}, "dataset")
     runs_on = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
@@ -137,6 +140,13 @@ def study(
     if done.folder is not None:
         done.report(done.folder / REPORT)
     return done
+
+
+def _data_table(data: str | FederatedDataset) -> dict[str, Any]:
+    """What names the data; silo files are read again, so that each seed splits them anew."""
+    if isinstance(data, str):
+        return data_entry(data)
+    return {"name": data.schema.name, **(data.options if isinstance(data, SiloDataset) else {})}
 
 
 def _merge(entries: list[dict[str, Any]], more: Mapping[str, Mapping[str, Any]], what: str) -> None:
