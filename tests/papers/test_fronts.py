@@ -1,0 +1,111 @@
+"""What the recipes measure, against cases that are known."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evenfed.core.models import mlp
+from evenfed.data.dataset import FederatedDataset
+from evenfed.data.registry import load
+from evenfed.engines.federation import EngineOptions
+from evenfed.methods.hetpfl import HetPFL
+from evenfed.papers import fronts
+from evenfed.papers.convergence import MODELS, followed
+from evenfed.papers.front_runs import front_options, fused
+from evenfed.papers.pffl import worst
+from evenfed.runs.train import train
+
+SETTINGS: dict[str, Any] = {"epochs": 2, "hidden": 4, "fusion_steps": 3}
+ENGINE = EngineOptions("vectorized", workers=1)
+
+
+@pytest.fixture(scope="module")
+def small() -> FederatedDataset:
+    return load("synthetic", seed=0, examples=400, test_examples=200)
+
+
+def test_measures_of_fronts_worked_out_by_hand() -> None:
+    # (0.2, 0.05) dominates 0.8 * 0.95 up to (1, 1), and 0.8 * 0.05 up to (1, 0.1)
+    # (0.4, 0.0) adds 0.6 * 0.05 to both
+    one, two = np.array([[0.2, 0.05]]), np.array([[0.2, 0.05], [0.4, 0.0]])
+    found = fronts.measures([one, two], one)
+    assert found["local_hypervolume"] == pytest.approx((0.76 + 0.79) / 2)
+    assert found["local_tight"] == pytest.approx((0.4 + 0.7) / 2)
+    assert found["global_hypervolume"] == pytest.approx(0.76)
+    assert found["global_accuracy_at"] == pytest.approx(0.8)
+
+
+def test_models_without_a_disparity_are_left_out() -> None:
+    points = np.array([[0.1, np.nan], [0.3, 0.0]])
+    assert fronts.measures([points], points)["global_hypervolume"] == pytest.approx(0.7)
+
+
+def test_the_constant_predictor_is_right_on_the_most_frequent_class(
+    small: FederatedDataset,
+) -> None:
+    shares = [float(client.test.y.float().mean()) for client in small]
+    found = fronts.constant(small)
+    best = np.mean([max(share, 1 - share) for share in shares])
+    assert found["local_hypervolume"] == pytest.approx(best)
+    assert found["local_tight"] == pytest.approx(best)
+
+
+def test_where_all_is_shared_the_mean_of_the_models_is_the_model(small: FederatedDataset) -> None:
+    result = train("equifl", small, rounds=1, shared="all", engine=ENGINE)
+    own, whole = fronts.of_one_model(result)
+    total = result.evaluation("test").counts.total().confusion
+    right = float(total.diagonal(dim1=-2, dim2=-1).sum() / total.sum())
+    assert whole[0] == pytest.approx(1 - right)
+    assert own.shape == (3, 2)
+
+
+def test_a_sweep_with_pooled_data_beats_the_constant_predictor(small: FederatedDataset) -> None:
+    own, whole = fronts.ceiling(small, (8,), seed=0, steps=40)
+    assert len(whole) == 6 * 49
+    found = fronts.measures(own, whole)
+    assert found["global_hypervolume"] > fronts.constant(small)["global_hypervolume"]
+
+
+def test_fusing_afterwards_is_training_with_a_fusion(small: FederatedDataset) -> None:
+    options = front_options(SETTINGS)
+    common: dict[str, Any] = {"rounds": 1, "model": partial(mlp, 3, 2, (4, 4)), "engine": ENGINE}
+    apart = fused(train(HetPFL(phf="none", **options), small, **common), rounds=1)
+    whole = train(HetPFL(phf="federated", **options), small, **common)
+    a, b = (fronts.of_preferences(result)[1] for result in (apart, whole))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_convergence_ends_at_the_front_of_the_trained_run(small: FederatedDataset) -> None:
+    method = HetPFL(phf="none", **front_options(SETTINGS))
+    model = partial(mlp, 3, 2, (4, 4))
+    curve = followed(method, small, model, rounds=2, seed=0)
+    result = train(method, small, rounds=2, model=model, engine=ENGINE)
+    last = [result.front("val", k, models=MODELS).hypervolume() for k in range(3)]
+    assert [point[0] for point in curve] == [1.0, 2.0]
+    assert curve[-1][1] == pytest.approx(float(np.mean(last)))
+
+
+def test_the_largest_group_loss_is_that_of_the_groups_examples(small: FederatedDataset) -> None:
+    result = train("fedavg", small, rounds=1, engine=ENGINE)
+    model = result.model()
+    losses: dict[tuple[int, int], list[float]] = {}
+    for client in small:
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(
+                model(client.test.x), client.test.y, reduction="none"
+            )
+        for z, y, loss in zip(client.test.group, client.test.y, each, strict=True):
+            losses.setdefault((int(z), int(y)), []).append(float(loss))
+
+    def largest(*labels: int) -> float:
+        by_group = [[v for y in labels for v in losses[z, y]] for z in (0, 1)]
+        return max(float(np.mean(values)) for values in by_group)
+
+    assert worst(result, "test", False, ()) == pytest.approx(largest(0, 1), rel=1e-5)
+    assert worst(result, "test", True, (1,)) == pytest.approx(largest(1), rel=1e-5)
+    assert worst(result, "test", True, ()) == pytest.approx(max(largest(0), largest(1)), rel=1e-5)
