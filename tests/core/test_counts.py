@@ -43,7 +43,13 @@ def test_every_cell_holds_its_rows(seed: int, n: int, groups: int, classes: int)
             for p in range(classes):
                 assert counts.confusion[g, y, p].item() == (cell & (r["predicted"] == p)).sum()
     assert counts.size.item() == (r["weight"] > 0).sum()
-    assert not counts.moments.any()
+    for g in range(groups):
+        losses = r["loss"][(r["group"] == g) & (r["weight"] > 0)].astype(np.float64)
+        assert counts.loss_squares is not None
+        np.testing.assert_allclose(
+            counts.loss_squares[g].item(), (losses**2).sum(), rtol=1e-12, atol=1e-12
+        )
+    assert not counts.moments[:, 1:].any()
 
 
 def test_counts_add_up_over_clients() -> None:

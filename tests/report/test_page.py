@@ -128,6 +128,26 @@ def test_cells_with_few_examples_are_grey(run: Path) -> None:
     )
 
 
+def test_the_loss_of_a_group_has_the_interval_of_its_rows(run: Path) -> None:
+    """Against the losses of single rows, which the simulator can see."""
+    result = ef.resume(run)
+    losses: dict[str, list[float]] = {}
+    for i in range(len(result.data)):
+        test = result.data.client(i).test
+        found = result.method.task.losses(result.model()(test.x), test.y).detach().double()
+        for code, label in enumerate(result.data.schema.groups.labels):
+            losses.setdefault(label, []).extend(found[test.group == code].tolist())
+    section = next(s for s in page_of(opened(run)).parts[0].sections if s.key == "groups")
+    grid = next(g for g in section.grids if g.key == "groups")
+    assert [row[1] for row in grid.rows] == list(losses)
+    for row in grid.rows:
+        rows = pd.Series(losses[row[1]])
+        half = 1.959964 * rows.std() / len(rows) ** 0.5
+        expected = (rows.mean(), rows.mean() - half, rows.mean() + half)
+        shown = [float(text) for text in re.findall(r"[-\d.]+", row[-1])]
+        assert shown == pytest.approx(expected, abs=6e-4)
+
+
 def test_cells_add_up_to_the_groups(run: Path) -> None:
     cells = pd.read_parquet(run / CELLS)
     groups = json.loads((run / RESULT).read_text())["groups"]

@@ -26,8 +26,8 @@ class Counts:
     loss : Tensor
         `(G, C)`, float64: sum of the loss by group and true label.
     moments : Tensor
-        `(G, 5)`, float64, regression only (zeros otherwise): sums of y, prediction, y^2,
-        prediction^2 and y * prediction by group.
+        `(G, 5)`, float64. Regression: sums of y, prediction, y^2, prediction^2 and
+        y * prediction by group. Classification: the sum of the squared loss by group, then zeros.
     """
 
     confusion: Tensor
@@ -43,6 +43,11 @@ class Counts:
     def size(self) -> Tensor:
         """Number of examples `(...)`."""
         return self.confusion.sum((-3, -2, -1))
+
+    @property
+    def loss_squares(self) -> Tensor | None:
+        """Sum of the squared loss by group `(..., G)`; a regression does not send it."""
+        return None if self.confusion.shape[-1] == 1 else self.moments[..., 0]
 
     def total(self, axis: int = 0) -> Counts:
         """Sum over a leading axis, e.g. over clients."""
@@ -71,11 +76,14 @@ def count_classes(
     confusion = torch.zeros(groups * classes * classes, dtype=torch.float64, device=y.device)
     confusion = confusion.index_add(0, cell * classes + predicted, w)
     sums = torch.zeros(groups * classes, dtype=torch.float64, device=y.device)
-    sums = sums.index_add(0, cell, w * loss.to(torch.float64))
+    losses = loss.to(torch.float64)
+    sums = sums.index_add(0, cell, w * losses)
+    squares = torch.zeros(groups, dtype=torch.float64, device=y.device)
+    squares = squares.index_add(0, group, w * losses * losses)
     return Counts(
         confusion.view(groups, classes, classes),
         sums.view(groups, classes),
-        torch.zeros(groups, 5, dtype=torch.float64, device=y.device),
+        torch.nn.functional.pad(squares.unsqueeze(-1), (0, 4)),
     )
 
 

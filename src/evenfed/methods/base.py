@@ -60,7 +60,8 @@ the model: fully connected layers alone."""
 
 EVALUATION = Reveal(
     "evaluate", "counts", "counts",
-    "numbers of examples and sums of losses by group, label and prediction, when evaluated", True,
+    "numbers of examples and sums of losses by group, label and prediction, and of squared losses "
+    "by group, when evaluated", True,
 )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ class Evaluation:
         return pd.DataFrame(columns, index=pd.Index(self.names, name="client"))
 
     def cells(self) -> pd.DataFrame:
-        """One row a (client, group) with examples: how many, right ones, sum of losses.
+        """One row a (client, group) with examples: how many, right ones, sums of losses.
 
         With two classes also how many are `positive`, are predicted so (`selected`), and both
         (`found`), from which every rate and its interval follow.
@@ -134,6 +134,8 @@ class Evaluation:
         if not self.regression:
             columns["right"] = np.einsum("kgcc->kg", confusion)
         columns["loss"] = np.asarray(self.counts.loss.numpy(), dtype=np.float64).sum(-1)
+        if self.counts.loss_squares is not None:
+            columns["loss_squares"] = self.counts.loss_squares.numpy()
         if confusion.shape[-1] == 2:
             columns["positive"] = confusion[..., 1, :].sum(-1)
             columns["selected"] = confusion[..., 1].sum(-1)
@@ -141,7 +143,7 @@ class Evaluation:
         rows = [self.names, self.schema.groups.labels]
         index = pd.MultiIndex.from_product(rows, names=["client", "group"])
         frame = pd.DataFrame({k: v.reshape(-1) for k, v in columns.items()}, index=index)
-        whole = [name for name in frame.columns if name != "loss"]
+        whole = [name for name in frame.columns if name not in ("loss", "loss_squares")]
         return frame[frame["examples"] > 0].astype(dict.fromkeys(whole, "int64"))
 
     def intervals(

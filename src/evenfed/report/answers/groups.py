@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from evenfed.metrics.bootstrap import over_seeds
-from evenfed.metrics.proportion import wilson
+from evenfed.metrics.proportion import mean_interval, wilson
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import Dot, DotRow, Dots, Figure, Span, Spans
 from evenfed.report.sections import Grid, Section
@@ -52,12 +53,12 @@ def groups(chapter: Chapter) -> Section | None:
     if inside is not None:
         grids.append(inside)
     how = (
-        "Intervals (95 %): Wilson's for a share in one run; Student's t over the seeds of a study, "
-        "cut at 0 and 1."
+        "Intervals (95 %): Wilson's for a share in one run, normal for a mean loss; Student's t "
+        "over the seeds of a study, cut at 0 and 1 for a share."
         if rates else "Intervals (95 %): Student's t over seeds."
     )  # fmt: skip
-    if len(chapter.seeds) == 1:
-        how += " A mean loss of one run has none: clients send sums of losses, not their spread."
+    if chapter.regression and len(chapter.seeds) == 1:
+        how += " A mean loss of one run has none: clients send no squares of losses in regression."
     return Section(
         "groups", "Is it fair to groups?", _said(chapter, rates), figures, grids, [how, FEW_NOTE]
     )
@@ -70,6 +71,12 @@ def completed(cells: pd.DataFrame) -> pd.DataFrame:
     return cells.assign(
         negative=cells["examples"] - cells["positive"], wrongly=cells["selected"] - cells["found"]
     )
+
+
+def _total(cells: pd.DataFrame, group: str) -> dict[str, float]:
+    """The sums of a group over all clients."""
+    part = cells.xs(group, level="group")
+    return {str(name): float(part[name].sum()) for name in part.columns}
 
 
 def _rates(chapter: Chapter) -> list[Rate]:
@@ -87,7 +94,7 @@ def _span(chapter: Chapter, own: Sequence[Record], group: str, rate: Rate, color
     low: float | None = None
     high: float | None = None
     if cells is not None and group in cells.index.get_level_values("group"):
-        total = dict(completed(cells).xs(group, level="group").sum().items())
+        total = _total(completed(cells), group)
         n = float(total[rate.of])
         ends = wilson(float(total[rate.part]), n) if len(own) == 1 else None
         low, high = ends if ends is not None else (None, None)
@@ -165,16 +172,36 @@ def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
                 continue
             examples = sum(v["examples"] for v in found) / len(found)
             spans = [_span(chapter, own, group, rate, 0) for rate in rates]
-            losses = [v["loss"] for v in found if v.get("loss") is not None]
-            loss = over_seeds(losses) if len(losses) == len(found) else None
+            loss = _loss(own, group)
             rows.append(
                 [chapter.label(method), group, f"{examples:g}", *(_shown(s) for s in spans),
-                 "undefined" if loss is None else _shown(Span("", loss.mean, loss.low, loss.high))]
+                 _shown(loss)]
             )  # fmt: skip
             few = "muted" if examples < FEW else ""
             marks.append(["", "", few, *("muted" if s.muted else "" for s in spans), few])
     head = ["method", "group", "test examples", *(rate.name for rate in rates), "loss"]
     return Grid("groups", "By group, over all clients", head, rows, marks)
+
+
+def _loss(own: Sequence[Record], group: str) -> Span:
+    """The mean loss of a group over all clients: of one run from its cells, else over seeds."""
+    values = [r.measured["groups"].get(group, {}).get("loss") for r in own if r.measured]
+    found = [math.nan if v is None else v for v in values]
+    if len(found) > 1:
+        summary = over_seeds(found)
+        return Span("", summary.mean, summary.low, summary.high)
+    cells = own[0].cells
+    if cells is None or group not in cells.index.get_level_values("group"):
+        return Span("", found[0])
+    return _mean_loss(_total(cells, group))
+
+
+def _mean_loss(cell: Mapping[Any, Any]) -> Span:
+    """The mean loss of a cell, with its interval where its squares are known."""
+    n, total = float(cell["examples"]), float(cell["loss"])
+    span = mean_interval(total, float(cell["loss_squares"]), n) if "loss_squares" in cell else None
+    low, high = span if span is not None else (None, None)
+    return Span("", total / n, low, high)
 
 
 def _shown(span: Span) -> str:
@@ -234,7 +261,7 @@ def _by_client(chapter: Chapter, rates: Sequence[Rate]) -> Grid | None:
             n = float(cell["examples"])
             few = "muted" if n < FEW else ""
             rows.append([chapter.label(method), str(client), str(group), f"{n:g}", *texts,
-                         number(float(cell["loss"]) / n)])  # fmt: skip
+                         _shown(_mean_loss(cell))])  # fmt: skip
             marks.append(["", "", "", few, *grey, few])
     if not rows:
         return None
