@@ -99,6 +99,12 @@ def takes_silos(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         said = SiloArguments(**{name: values.pop(name) for name in names})
+        config = values.get("config")
+        if said.silos and config is not None and config.suffix != ".toml":
+            raise ConfigError(
+                f"'{config}' is not a config; was the pattern of --silos without quotes? "
+                "--silos 'hospital_*.csv', or --silos a.csv --silos b.csv"
+            )
         command(**values, silos=said)
 
     kept = [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +94,9 @@ def test_everything_wrong_is_told_at_once_with_rows_and_without_cells(tmp_path: 
     (tmp_path / "twice.csv").write_text("age,age,ward,sex,died\n30,31,er,f,0\n")
     (tmp_path / "bytes.csv").write_bytes(b"age,ward,sex,died\n1,\xff\xfe,f,0\n")
     (tmp_path / "broken.parquet").write_bytes(b"SECRET-4")
-    found = problems([pattern, str(tmp_path / "*.parquet"), str(tmp_path / "none_*")])
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"age,ward,sex,died\n" * 99)[:30])
+    others = [str(tmp_path / name) for name in ("*.parquet", "*.gz", "none_*")]
+    found = problems([pattern, *others])
     north = f"{tmp_path}/north.csv, column"
     text = "\n".join(found)
     for expected in [
@@ -108,10 +111,11 @@ def test_everything_wrong_is_told_at_once_with_rows_and_without_cells(tmp_path: 
         f"{tmp_path}/twice.csv, column 'age': occurs 2 times",
         f"{tmp_path}/bytes.csv: cannot be read: it is not text in UTF-8",
         f"{tmp_path}/broken.parquet: cannot be read",
+        f"{tmp_path}/cut.csv.gz: cannot be read",
         "no file matches",
     ]:
         assert expected in text
-    assert len(found) == 12
+    assert len(found) == 13
     assert "SECRET" not in text
 
 

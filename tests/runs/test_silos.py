@@ -82,6 +82,7 @@ def test_a_changed_file_is_refused_with_all_that_is_wrong_and_no_folder_is_left(
         ([*RUN], "name the label"),
         ([*RUN, *NAMED, "--clients", "3"], "silo files are the clients"),
         ([*RUN, *NAMED, "--set", "data.nosuch=1"], "no option 'nosuch'"),
+        (["run", "--silos", "hospital_a.csv", "hospital_b.csv", *NAMED], "without quotes?"),
         (["run", "--silos", "none_*.csv", *NAMED], "no file matches 'none_*.csv'"),
         (["run", "--set", "data.name=silos", "--set", "data.label=died"], "name the files"),
     ],

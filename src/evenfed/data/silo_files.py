@@ -6,6 +6,7 @@ import glob
 import gzip
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def read_frame(path: Path) -> tuple[pd.DataFrame | None, list[Problem]]:
         return None, [Problem(f"cannot be read: the number of cells differs{where}", str(path))]
     except UnicodeDecodeError:
         return None, [Problem("cannot be read: it is not text in UTF-8", str(path))]
-    except (ValueError, OSError, pyarrow.ArrowException) as error:
+    except (ValueError, OSError, EOFError, zlib.error, pyarrow.ArrowException) as error:
         return None, [Problem(f"cannot be read ({type(error).__name__})", str(path))]
     problems = []
     names = [str(name) for name in frame.columns]
