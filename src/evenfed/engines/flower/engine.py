@@ -108,7 +108,7 @@ class FlowerEngine:
         for name in names:
             having = tuple(i for i, part in enumerate(parts) if name in part.seats)
             alike.setdefault(having, []).append(name)
-        contents = {}
+        contents: dict[str, RecordDict] = {}
         for having, members in alike.items():
             contents |= self._packed([parts[i] for i in having], members)
         return {name: contents[name] for name in names}
