@@ -258,6 +258,16 @@ def test_files_that_do_not_fit_are_refused_by_naming_the_columns(
         ef.audit_model(folder / "model.skops", dataset="loans")
 
 
+def test_a_model_that_fails_on_rows_is_named_without_their_content(
+    folder: Path, tmp_path: Path
+) -> None:
+    people("east", 20).assign(job="astronaut").to_csv(tmp_path / "site_e.csv", index=False)
+    with pytest.raises(DataError, match=r"client 'site_e': 'model.skops' fails on these") as error:
+        ef.audit_model(folder / "model.skops", **silos(tmp_path))
+    assert "astronaut" not in str(error.value)
+    assert error.value.__cause__ is None
+
+
 def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["audit", *arguments], env={"COLUMNS": "160"})
 
@@ -330,6 +340,7 @@ def test_a_limit_that_cannot_be_checked_is_no_pass(folder: Path) -> None:
         (["--dataset", "loans"], "an audit needs rows: give silo files, or the name"),
         (["--disparity", "parity"], "--disparity 'parity' is unknown here"),
         (["--set", "clients=3"], "--set is about a dataset"),
+        (["--architecture", "mlp"], "--architecture has no meaning for 'model.skops'"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, more: list[str], complaint: str) -> None:

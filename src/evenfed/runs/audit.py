@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts, count_classes, count_values
-from evenfed.core.errors import ConfigError, DataError, suggest
+from evenfed.core.errors import ConfigError, DataError, EvenfedError, suggest
 from evenfed.metrics.bootstrap import Interval, Statistic, intervals
 from evenfed.metrics.client import FloatArray, accuracy
 from evenfed.metrics.group import group_values
@@ -204,8 +204,14 @@ def _counted(
     """A client's counts, and its sums of squared losses `(G, C)`."""
     try:
         said, probabilities = model.score(rows.raw)
-    except DataError as error:
-        raise DataError(f"client '{rows.client}': {error}") from None
+    except EvenfedError as error:
+        raise type(error)(f"client '{rows.client}': {error}") from None
+    except Exception as error:
+        # what a foreign library says may hold a client's data
+        name = type(error).__name__
+        raise DataError(
+            f"client '{rows.client}': '{model.path.name}' fails on these rows ({name})"
+        ) from None
     groups, weight = len(data.schema.groups), torch.ones(len(rows.y), dtype=torch.float64)
     group, y = torch.from_numpy(np.array(rows.group)), torch.from_numpy(np.array(rows.y))
     if model.regression:

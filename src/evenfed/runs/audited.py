@@ -86,7 +86,9 @@ def open_model(path: Path, how: How, others: Sequence[str]) -> Audited:
         raise ModelError(f"there is no model file '{path}'")
     given = how.features or tuple(others)
     if path.suffix == ".skops":
+        _unused(path, how, "architecture", "classes", "kind")
         return _skops(path, how, given)
+    _unused(path, how, "trust")
     if path.suffix == ".safetensors" and KEY not in read_tensors(path)[1]:
         return _weights(path, how, given)
     if path.suffix == ".onnx" and KEY not in session(path).get_modelmeta().custom_metadata_map:
@@ -95,9 +97,15 @@ def open_model(path: Path, how: How, others: Sequence[str]) -> Audited:
         raise ModelError(
             f"'{path.name}' is no model file: it may end in .safetensors, .onnx, .pt2 or .skops"
         )
-    if how.architecture:
-        raise ConfigError(f"--architecture is for foreign weights; '{path.name}' names its own")
+    _unused(path, how, "architecture", "features", "classes", "kind")
     return _exported(path)
+
+
+def _unused(path: Path, how: How, *options: str) -> None:
+    """Refuse what was said about a model that knows it by itself."""
+    for option in options:
+        if getattr(how, option):
+            raise ConfigError(f"--{option} has no meaning for '{path.name}': leave it out")
 
 
 def _exported(path: Path) -> Audited:
@@ -199,6 +207,7 @@ _ONNX_TYPES = {
 
 def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
     """Somebody's graph: one matrix of features, or one input a column."""
+    _unused(path, how, "architecture")
     opened = session(path)
     inputs = {value.name: value for value in opened.get_inputs()}
     outputs = opened.get_outputs()
@@ -210,6 +219,8 @@ def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
                 f"'{path.name}' takes {width} features, there are {len(features)} columns: "
                 f"{', '.join(features)}; name the right ones with --features"
             )
+    else:
+        _unused(path, how, "features")
     columns = tuple(features) if whole else tuple(inputs)
 
     def feeds(rows: pd.DataFrame) -> dict[str, NDArray[Any]]:

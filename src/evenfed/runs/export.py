@@ -114,7 +114,6 @@ def _of_folder(
     folder = RunFolder.open(path)
     measured = folder.result()
     config = parse(read(path / CONFIG), str(path / CONFIG))
-    _check_asked(config, client, preference)
     kept = [path / name for name in (MODEL, CLIENTS, CELLS)]
     if client is None and preference is None and all(file.is_file() for file in kept):
         model = load_model(kept[0])
@@ -122,6 +121,7 @@ def _of_folder(
         clients, cells = (pd.read_parquet(file) for file in kept[1:])
         artifact = Artifact(model.description, model.module)
         return artifact, Facts(config, measured, clients, cells, path)
+    _check_asked(config, client, preference)
     engine = config.built_engine()
     if engine.engine == "flower":
         # what a node keeps stays there; the server's state alone is read here
