@@ -48,7 +48,9 @@ def test_weights_of_fedeba_are_those_of_the_history(fedeba: Record) -> None:
     assert sum(last.values()) == pytest.approx(1, abs=1e-5)
     assert {line.label: line.y[-1] for line in weights.lines} == last
     top = max(last, key=last.get)
-    assert f"{top} has the largest weight, {last[top]:.3f}" in section.sentences[0]
+    assert f"In the last round it is {top}, {last[top]:.3f}," in section.sentences[0]
+    peak = max(max(line["weights"].values()) for line in fedeba.history)
+    assert f", {peak:.3f} in round" in section.sentences[0]
     assert isinstance(angle, Lines)
     assert angle.lines[0].y == [line["fair_angle"] for line in fedeba.history]
     # theta_deg = 0 aligns wherever losses differ at all

@@ -176,8 +176,12 @@ def _panels(chapter: Chapter) -> list[Section]:
     for method in dict.fromkeys(r.method for r in chapter.records):
         first = next(r for r in chapter.records if r.method == method)
         for section in panels_of(first):
-            title = section.title if chapter.single else f"{method}: {section.title}"
-            result.append(replace(section, title=title))
+            if not chapter.single:
+                section = replace(section, title=f"{method}: {section.title}")
+            if len(chapter.seeds) > 1:
+                notes = [*section.notes, f"The run with seed {first.seed}."]
+                section = replace(section, notes=notes)
+            result.append(section)
     return result
 
 

@@ -23,6 +23,8 @@ from evenfed.runs.record import Record
 
 _LINES = 10
 """Clients that get a line of their own; more are shown as a matrix."""
+_LABELLED = 5
+"""Of them with a colour and a name."""
 _ROWS, _COLUMNS = 40, 40
 """Of a matrix."""
 _NAMED = 12
@@ -71,21 +73,14 @@ def weights(record: Record) -> Section | None:
     spread = _line(record, "effective_clients", "effective clients")
     if spread is None or (not rounds and not _with(record, "weights_quartiles")[0]):
         return None
-    last = spread.y[-1]
-    assert last is not None
+    of = f" of {len(found[-1])}" if rounds else ""
     said = [
-        f"In the last round the weights count like {number(last, 1)} equal clients: the fewer, "
-        "the more the server listens to some."
+        f"In the last round the weights count like {number(spread.y[-1], 1)} equal clients{of}: "
+        "the fewer, the more the server listens to some."
     ]
     figures: list[Figure] = []
     if rounds:
-        top = max(found[-1], key=found[-1].get)
-        share = found[-1][top]
-        said.insert(
-            0,
-            f"Clients with larger losses weigh more. In the last round {top} has the largest "
-            f"weight, {number(share)}, where equal weights would be {number(1 / len(found[-1]))}.",
-        )
+        said.insert(0, _largest(rounds, found))
         figures.append(_weight_figure(rounds, found))
     else:
         figures.append(_quartile_figure(*_with(record, "weights_quartiles")))
@@ -93,17 +88,36 @@ def weights(record: Record) -> Section | None:
     return Section("weights", "Whom did the server listen to?", said, figures)
 
 
+def _largest(rounds: Sequence[float], found: Sequence[Mapping[str, float]]) -> str:
+    """The largest weight of all rounds and of the last one."""
+    peak = max(range(len(found)), key=lambda t: max(found[t].values()))
+    (top, most), (last, share) = (
+        max(line.items(), key=lambda item: item[1]) for line in (found[peak], found[-1])
+    )
+    return (
+        f"Clients with larger losses weigh more: at most {top}, {number(most)} in round "
+        f"{rounds[peak]:g}. In the last round it is {last}, {number(share)}, where equal weights "
+        f"would be {number(1 / len(found[-1]))}."
+    )
+
+
 def _weight_figure(rounds: Sequence[float], found: Sequence[Mapping[str, float]]) -> Figure:
-    names = list(dict.fromkeys(name for line in found for name in line))
+    clients = {name for line in found for name in line}
+    mean = {n: sum(line.get(n, 0.0) for line in found) / len(found) for n in clients}
+    names = sorted(clients, key=lambda n: (-mean[n], n))
     always = all(len(line) == len(names) for line in found)
     title = "Weight of every client by round"
     text = f"Weights of {count(len(names), 'client')} in {count(len(rounds), 'round')}."
     if always and len(names) <= _LINES and len(rounds) > 1:
-        lines = [Line(name, rounds, [line[name] for line in found]) for name in names]
+        lines = [
+            Line(name, rounds, [line[name] for line in found], muted=i >= _LABELLED)
+            for i, name in enumerate(names)
+        ]
+        if len(names) > _LABELLED:
+            title += f"; grey: all but the {_LABELLED} with the largest mean weight"
         even = [("equal weights", 1 / len(names))]
         return Lines("weights", title, text, "round", "weight", lines, even)
-    mean = {n: sum(line.get(n, 0.0) for line in found) / len(found) for n in names}
-    shown = sorted(names, key=lambda n: -mean[n])[:_ROWS]
+    shown = names[:_ROWS]
     step = -(-len(rounds) // _COLUMNS)
     columns = range(0, len(rounds), step)
     if len(shown) < len(names):

@@ -158,6 +158,7 @@ class StudyConfig(CommonConfig):
     def planned(self) -> list[PlannedRun]:
         """All runs; those on the same data follow each other."""
         shared = {name: getattr(self, name) for name in CommonConfig.model_fields}
+        methods = list(zip(self.method_labels(), self.methods, strict=True))
         return [
             PlannedRun(
                 method_label,
@@ -172,7 +173,7 @@ class StudyConfig(CommonConfig):
             )
             for label, data in zip(self.dataset_labels(), self.datasets, strict=True)
             for seed in self.seeds
-            for method_label, method in zip(self.method_labels(), self.methods, strict=True)
+            for method_label, method in methods
             if data.takes(method.name) or method.name in self.references
         ]
 
