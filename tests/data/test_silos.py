@@ -165,6 +165,12 @@ def test_a_group_of_too_few_rows_is_refused_until_that_is_allowed(tmp_path: Path
     )
 
 
+def test_an_index_that_was_written_as_a_column_is_named(tmp_path: Path) -> None:
+    pattern = write(tmp_path)
+    rows("north", 60).to_csv(tmp_path / "north.csv")
+    assert any("column 1 has no name" in text for text in problems(pattern))
+
+
 def test_an_unknown_policy_is_refused_before_files_are_read() -> None:
     with pytest.raises(ConfigError, match="no policy 'avg'"):
         read_silos("nowhere.csv", label="died", missing="age=avg")

@@ -126,7 +126,8 @@ def read_frame(path: Path) -> tuple[pd.DataFrame | None, list[Problem]]:
             problems.append(Problem(f"occurs {times} times", str(path), name))
     for place, name in enumerate(names, start=1):
         if not name.strip():
-            problems.append(Problem(f"the header of column {place} is empty", str(path)))
+            text = f"column {place} has no name: name it, or leave it out (to_csv(index=False))"
+            problems.append(Problem(text, str(path)))
     frame.columns = pd.Index(names)
     frame = frame.loc[:, ~frame.columns.duplicated()]
     frame.index = pd.RangeIndex(1, len(frame) + 1)
@@ -157,7 +158,7 @@ def _csv(path: Path) -> pd.DataFrame:
         "sep": separator, "dtype": str, "skipinitialspace": True, "encoding": "utf-8-sig",
     }  # fmt: skip
     header = pd.read_csv(path, header=None, nrows=1, keep_default_na=False, **how)
-    frame = pd.read_csv(path, **how)
+    frame: pd.DataFrame = pd.read_csv(path, **how)
     if not isinstance(frame.index, pd.RangeIndex) or len(frame.columns) != header.shape[1]:
         raise _UnreadableError("rows have more cells than the header")
     frame.columns = pd.Index(header.iloc[0].astype(str).str.strip())
