@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from evenfed.core.errors import ConfigError, RunFolderError
-from evenfed.engines.federation import EngineOptions
 from evenfed.methods.preferred import Preferred
 from evenfed.runs.artifact import ENDINGS, Artifact, Format, artifact_of, in_use
 from evenfed.runs.config import RunConfig, parse, read
@@ -122,12 +121,12 @@ def _of_folder(
         artifact = Artifact(model.description, model.module)
         return artifact, Facts(config, measured, clients, cells, path)
     _check_asked(config, client, preference)
-    engine = config.built_engine()
-    if engine.engine == "flower":
-        # what a node keeps stays there; the server's state alone is read here
-        result = resume(path, engine=EngineOptions("sequential", device=engine.device))
-    else:
-        result = resume(path)
+    if config.built_engine().engine == "flower":
+        raise ConfigError(
+            "the run was carried out on Flower: what clients keep is at their nodes, so that only "
+            f"a model for all clients can be exported here, {MODEL} of its folder"
+        )
+    result = resume(path)
     artifact, facts = _of_result(result, client, preference)
     same = {name: measured[name] for name in ("dropped", "ledger", "notes", "task")}
     return artifact, replace(facts, config=config, measured={**facts.measured, **same})

@@ -114,6 +114,17 @@ def test_the_server_exports_its_model_without_any_data(silo_grid: Any, tmp_path:
     np.testing.assert_allclose(found, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("use", [{"client": "a"}, {"preference": 0.5}])
+def test_what_is_at_the_nodes_is_not_exported_at_the_server(
+    use: dict[str, Any], silo_grid: Any, tmp_path: Path
+) -> None:
+    """The server does not know the clients' states: a model made without them would be wrong."""
+    method = "ditto" if "client" in use else {"name": "praffl", "refresh": 0}
+    carried_out(silo_grid, order(method=method, rounds=1), tmp_path / "runs")
+    with pytest.raises(ConfigError, match="what clients keep is at their nodes"):
+        export_model(tmp_path / "runs" / "run", **use)
+
+
 def test_no_message_to_the_server_holds_a_row(silo_grid: Any, tmp_path: Path) -> None:
     """Values of the silos, raw or scaled, are in no reply."""
     replies: list[Message] = []
