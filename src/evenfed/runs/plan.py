@@ -93,10 +93,6 @@ class StudyData(DataConfig):
         given = {name: getattr(self, name) for name in _INSTEAD}
         return {name: value for name, value in given.items() if value is not None}
 
-    def takes(self, method: str) -> bool:
-        """Whether a method of this name runs on these data."""
-        return self.methods is None or method in self.methods
-
 
 class TuneConfig(BaseModel):
     """How the methods of a study are tuned, all with the same number of trials.
@@ -174,7 +170,7 @@ class StudyConfig(CommonConfig):
             for label, data in zip(self.dataset_labels(), self.datasets, strict=True)
             for seed in self.seeds
             for method_label, method in methods
-            if data.takes(method.name) or method.name in self.references
+            if data.methods is None or method.name in (*data.methods, *self.references)
         ]
 
 
@@ -341,13 +337,13 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
 
 def _check_methods_of_data(config: StudyConfig, source: str) -> None:
     known = [method.name for method in config.methods]
-    for data in config.datasets:
-        for name in data.methods or ():
-            if name not in known:
-                raise ConfigError(
-                    f"{source}: dataset '{data.name}' asks for method '{name}', which is not in "
-                    f"the study.{suggest(name, known)}"
-                )
+    wanted = [(data.name, name) for data in config.datasets for name in data.methods or ()]
+    for dataset, name in wanted:
+        if name not in known:
+            raise ConfigError(
+                f"{source}: dataset '{dataset}' asks for method '{name}', which is not in the "
+                f"study.{suggest(name, known)}"
+            )
 
 
 def data_entry(entry: str | Mapping[str, Any]) -> dict[str, Any]:
