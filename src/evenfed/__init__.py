@@ -82,6 +82,7 @@ _PUBLIC = {
     "audit_model": "runs.auditing",
     "export_model": "runs.export",
     "load_model": "runs.predictor",
+    "advise": "runs.advice",
     "resume": "runs.train",
     "study": "runs.study",
     "train": "runs.train",
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
     from evenfed.methods.scaffold import Scaffold
     from evenfed.methods.ser import SER
     from evenfed.methods.term import TERM
+    from evenfed.runs.advice import advise
     from evenfed.runs.auditing import audit_model
     from evenfed.runs.export import export_model
     from evenfed.runs.predictor import Predictor, load_model
@@ -216,6 +218,7 @@ __all__ = [
     "Scaffold",
     "Schema",
     "Shards",
+    "advise",
     "audit_model",
     "export_model",
     "load",
