@@ -149,6 +149,16 @@ def test_resnet18_has_the_size_of_its_architecture(norm: str) -> None:
     assert parameter_count(resnet18((3, 32, 32), 10, norm=norm)) == expected
 
 
+def test_resnet_of_one_block_a_stage_has_the_size_of_its_architecture() -> None:
+    # first convolution and norm; per stage two 3x3 convolutions with norms (weight and bias), and
+    # where channels double a 1x1 shortcut with its norm; the head
+    first = 3 * 4 * 9 + 8
+    one = 2 * (4 * 4 * 9 + 8)
+    two = 4 * 8 * 9 + 8 * 8 * 9 + 2 * 16 + (4 * 8 + 16)
+    expected = first + one + two + 8 * 10 + 10
+    assert parameter_count(resnet18((3, 8, 8), 10, width=4, blocks=(1, 1))) == expected
+
+
 def test_resnet18_normalises_as_asked() -> None:
     kinds = {type(m) for m in resnet18((3, 8, 8), 2, norm="batch", width=4).modules()}
     assert nn.BatchNorm2d in kinds

@@ -160,7 +160,13 @@ def char_gru(
     )
 
 
-def resnet18(shape: Shape, outputs: int, norm: str = "group", width: int = 64) -> nn.Module:
+def resnet18(
+    shape: Shape,
+    outputs: int,
+    norm: str = "group",
+    width: int = 64,
+    blocks: Sequence[int] = (2, 2, 2, 2),
+) -> nn.Module:
     """Return ResNet-18 for small images: a 3x3 first convolution and no first pool.
 
     Parameters
@@ -172,7 +178,9 @@ def resnet18(shape: Shape, outputs: int, norm: str = "group", width: int = 64) -
     norm : str
         `"group"`, or `"batch"`, whose running averages many clients cannot train at once.
     width : int
-        Channels of the first stage; each of the three later stages doubles them.
+        Channels of the first stage; each later stage doubles them.
+    blocks : sequence of int
+        Residual blocks of each stage; (1, 1, 1) is a ResNet-8.
 
     Returns
     -------
@@ -188,14 +196,14 @@ def resnet18(shape: Shape, outputs: int, norm: str = "group", width: int = 64) -
     norms: dict[str, Callable[[int], nn.Module]] = {"group": group_norm, "batch": nn.BatchNorm2d}
     if norm not in norms:
         raise ConfigError(f"Model 'resnet18' has no norm '{norm}'.{suggest(norm, norms)}")
-    stages = [_size("width", width) * scale for scale in (1, 1, 2, 4, 8)]
-    layers = [_conv3x3(image_channels, stages[0], 1), norms[norm](stages[0]), nn.ReLU()]
-    for before, after in pairwise(stages):
-        layers += [
-            _ResidualBlock(before, after, after // before, norms[norm]),
-            _ResidualBlock(after, after, 1, norms[norm]),
-        ]
-    head = nn.Linear(stages[-1], _size("outputs", outputs))
+    before = _size("width", width)
+    layers = [_conv3x3(image_channels, before, 1), norms[norm](before), nn.ReLU()]
+    for stage, count in enumerate(_sizes("blocks", blocks)):
+        for _ in range(count):
+            after = width * 2**stage
+            layers.append(_ResidualBlock(before, after, after // before, norms[norm]))
+            before = after
+    head = nn.Linear(before, _size("outputs", outputs))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 
