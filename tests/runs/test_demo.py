@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from evenfed.cli import app
 from evenfed.data.registry import sources
 from evenfed.runs import demo
 from evenfed.runs.comparison import Study, StudyRun
@@ -114,6 +117,23 @@ def test_tables_show_the_front_as_models_and_references_last(fronts: dict[int, A
     labels = [row.label for row in synthetic.rows]
     assert labels[1:4] == [f"hetpfl, preference {p}" for p in ("0", "0.5", "1")]
     assert synthetic.rows[1].cells["accuracy"].summary.mean == pytest.approx(0.9)  # type: ignore[union-attr]
+
+
+def test_the_command_prints_tables_sentences_and_where_the_report_is(
+    fronts: dict[int, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    study = replace(study_of({"focus": 0.8}), folder=tmp_path)
+    monkeypatch.setattr(demo, "run_demo", lambda *a, **k: study)
+    monkeypatch.setattr("evenfed.report.page.write_page", lambda folder: folder / "report.html")
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.stdout.split())
+    for sentence in demo.findings(study):
+        assert sentence in text
+    for dataset, about in demo.ABOUT.items():
+        assert f"{dataset}: {about}" in text
+    assert "hetpfl, preference 0.5" in text
+    assert done.stdout.splitlines()[-1] == f"report {tmp_path / 'report.html'}"
 
 
 def test_the_front_of_a_real_run_agrees_with_its_metrics(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ class Federation:
         self._calls: Counter[str] = Counter()
         self._order = self.population.order()
         self._rank: NDArray[np.int64] | None = None
+        self._names: dict[int, str] = {}
         self._cohort: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -146,16 +147,19 @@ class Federation:
         self.notes.update(values)
 
     def note_by_client(self, name: str, clients: NDArray[np.int64], values: Tensor) -> None:
-        """Remember a value `(m,)` of each client, by name; of a large federation the quartiles.
-
-        Only for values that the server knows anyhow.
-        """
+        """Remember a value `(m,)` of each client, known to the server anyhow; quartiles of many."""
         if len(self) > NOTED_CLIENTS:
             quartiles = torch.quantile(values.double(), torch.linspace(0, 1, 5).double())
             self.note(**{f"{name}_quartiles": quartiles.tolist()})
             return
         found = zip(clients.tolist(), values.tolist(), strict=True)
-        self.note(**{name: {self.population.client(i).name: round(v, 6) for i, v in found}})
+        self.note(**{name: {self.name_of(i): round(v, 6) for i, v in found}})
+
+    def name_of(self, client: int) -> str:
+        """The name of a client, which is made once where the population is lazy."""
+        if client not in self._names:
+            self._names[client] = str(self.population.client(client).name)
+        return self._names[client]
 
     def map(
         self,

@@ -325,7 +325,7 @@ class Focus(TrainsAlone):
         if len(federation) <= NOTED_CLIENTS:
             rows = zip(federation.everyone.tolist(), found.tolist(), sent.tolist(), strict=True)
             result["memberships"] = {
-                federation.population.client(i).name: [round(v, 6) for v in row]
+                federation.name_of(i): [round(v, 6) for v in row]
                 for i, row, did in rows
                 if did or self.models == 1
             }
