@@ -85,7 +85,8 @@ def _method(
 def loaded(common: str, files: tuple[tuple[str, str], ...]) -> FederatedDataset:
     """The data of a column and a seed."""
     settings = json.loads(common)
-    return load(settings["dataset"], seed=settings["seed"], **settings["data"], **dict(files))
+    options: dict[str, Any] = {**settings["data"], **dict(files)}
+    return load(settings["dataset"], seed=settings["seed"], **options)
 
 
 @lru_cache(maxsize=4)
