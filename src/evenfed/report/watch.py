@@ -320,7 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host, _, port = self.headers.get("Host", "").rpartition(":")
-        if host not in _NAMES or port != str(self.server.server_address[1]):
+        if host not in _NAMES or port != str(self.connection.getsockname()[1]):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", b"this page is for this machine alone\n")
         elif self.path == "/":
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.watch.page())
