@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from evenfed.papers.recipe import Paper, Protocol, Setting, Table
 
-PROTOCOL = "published or sound; see the paper's page."
+PROTOCOL = "published or sound; see the paper's page. By default the paper's first."
+REVIEWS = "focus, text: CSV or Parquet file with columns text and label (0 or 1)."
+ENCODER = "focus, text: hashing:2048, or sentence-transformers:MODEL with that package."
 
 
 def command(
     name: Annotated[str | None, typer.Argument(help="A paper; without it, all are listed.")] = None,
     table: Annotated[str | None, typer.Option(help="One of its tables, e.g. table1.")] = None,
-    protocol: Annotated[str, typer.Option(help=PROTOCOL)] = "published",
+    protocol: Annotated[str | None, typer.Option(help=PROTOCOL)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: two minutes.")] = False,
     seeds: Annotated[
         str | None, typer.Option(help="e.g. 0,1,2 instead of the table's own.")
@@ -34,6 +37,8 @@ def command(
     pages: Annotated[
         Path | None, typer.Option(help="Write the pages of all papers there, e.g. docs/papers.")
     ] = None,
+    reviews: Annotated[Path | None, typer.Option(help=REVIEWS)] = None,
+    encoder: Annotated[str | None, typer.Option(help=ENCODER)] = None,
 ) -> None:
     """Rebuild a paper's tables: the published figure, ours over seeds, and a verdict.
 
@@ -43,7 +48,11 @@ def command(
     """
     from evenfed.papers import pages as pages_of
     from evenfed.papers.recipe import PROTOCOLS, paper
+    from evenfed.papers.running import MissingDataError
 
+    for variable, value in (("EVENFED_REVIEWS", reviews), ("EVENFED_ENCODER", encoder)):
+        if value is not None:
+            os.environ[variable] = str(value)  # processes of --jobs see it too
     if pages is not None:
         for path in pages_of.write_pages(pages, out):
             typer.echo(path)
@@ -52,6 +61,8 @@ def command(
         _list()
         return
     wanted = paper(name)
+    if protocol is None:
+        protocol = next(iter(wanted.protocols))
     if protocol not in PROTOCOLS:
         raise ConfigError(f"--protocol is '{protocol}'; it may be {' or '.join(PROTOCOLS)}")
     chosen = wanted.tables if table is None else (wanted.table(table),)
@@ -59,14 +70,19 @@ def command(
     if not chosen:
         raise ConfigError(f"{table or name} has no protocol '{protocol}'")
     given = None if seeds is None else _integers(seeds)
-    failed = 0
+    failed, without = 0, []
     for one in chosen:
         setting = one.setting(protocol, quick or check, given)
-        failed += (
-            _checked(wanted, one, setting, out, jobs)
-            if check
-            else _run(wanted, one, setting, out, jobs)
-        )
+        work = _checked if check else _run
+        try:
+            failed += work(wanted, one, setting, out, jobs)
+        except MissingDataError as error:
+            if len(chosen) == 1:
+                raise
+            without.append(one.title)
+            typer.echo(f"skipped: {error}", err=True)
+    if len(without) == len(chosen):
+        raise DataError(f"no table of '{name}' has its data: {', '.join(without)} were skipped")
     if failed:
         raise typer.Exit(1)
 

@@ -58,6 +58,7 @@ def table_text(table: Table, results: Results) -> str:
             parts.append("\n".join([f"**{column.title}**", "", *lines]))
     for title, lines in (
         ("Orderings that the paper states", _claims(table, results)),
+        ("So", _joint(table, results)),
         ("Not comparable", _incomparable(judged)),
         ("Why", _reasons(table, results, judged)),
     ):
@@ -171,6 +172,25 @@ def _claims(table: Table, results: Results) -> list[str]:
     return lines + [_line([text, *(found.get((text, c), "") for c in columns)]) for text in texts]
 
 
+def _joint(table: Table, results: Results) -> list[str]:
+    """Plain sentences: where a claim of several orderings holds, and where it does not."""
+    if results.setting.quick:
+        return []
+    found = {(text, column): word for text, column, word in judgements(table, results)}
+    lines = []
+    for joint in table.joint:
+        parts = []
+        for column in dict.fromkeys(column for _, column in found):
+            words = {text: found.get((text, column), "not run") for text in joint.hold}
+            lost = [t for t in joint.not_fail if found.get((t, column), "not run") == "fails"]
+            missed = [text for text, word in words.items() if word != "holds"]
+            why = ", ".join(f"{t}: {found.get((t, column), 'not run')}" for t in (*missed, *lost))
+            parts.append(f"on {column} " + (f"does not hold ({why})" if why else "holds"))
+        if parts:
+            lines.append(f"- {joint.text}: {'; '.join(parts)}.")
+    return lines
+
+
 def _incomparable(judged: dict[tuple[str, str, str], Verdict]) -> list[str]:
     reasons = Counter(v.reason for v in judged.values() if v.word == "not comparable")
     return [f"- {n} {'cell' if n == 1 else 'cells'}: {reason}." for reason, n in reasons.items()]
@@ -272,10 +292,13 @@ def index(folder: Path = store.FOLDER) -> str:
 def _summed(wanted: Paper, results: Results) -> list[str]:
     table = wanted.table(results.table)
     words = Counter(v.word for v in verdicts(table, results).values())
+    counts = [str(words[w]) for w in WORDS]
+    if not published(wanted.name, table.key):
+        counts = ["all, none printed" if w == "not comparable" else "0" for w in WORDS]
     told = Counter(word for _, _, word in judgements(table, results))
     return [
         f"[{wanted.title}]({wanted.name}.md)", table.title, results.setting.protocol,
-        str(len(results.setting.seeds)), *(str(words[w]) for w in WORDS),
+        str(len(results.setting.seeds)), *counts,
         ", ".join(f"{n} {w}" for w, n in sorted(told.items())) or "none stated",
         f"{results.minutes:.0f}",
     ]  # fmt: skip

@@ -141,6 +141,21 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """A claim of several orderings: it holds where some hold and others at least do not fail.
+
+    Parameters
+    ----------
+    hold, not_fail : sequence of str
+        Texts of the table's claims.
+    """
+
+    text: str
+    hold: tuple[str, ...]
+    not_fail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plot:
     """How a table becomes a figure a column.
 
@@ -198,6 +213,7 @@ class Table:
     claims: tuple[Claim, ...] = ()
     plots: tuple[Plot, ...] = ()
     note: str = ""
+    joint: tuple[Joint, ...] = ()
 
     def setting(
         self, protocol: Protocol, quick: bool, seeds: Sequence[int] | None = None

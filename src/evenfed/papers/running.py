@@ -20,6 +20,10 @@ from evenfed.papers.store import Parts, Results, Run
 Say = Callable[[str], None]
 
 
+class MissingDataError(DataError):
+    """The data of a table are not at hand."""
+
+
 def rebuild(
     wanted: Paper,
     table: Table,
@@ -72,7 +76,7 @@ def check_data(wanted: Paper, table: Table, jobs: Sequence[Job]) -> None:
         try:
             load(name)  # some are fetched
         except EvenfedError as error:
-            raise DataError(
+            raise MissingDataError(
                 f"{table.title} of paper '{wanted.name}' needs the dataset '{name}' "
                 f"({known[name].source}): {error}"
             ) from error

@@ -9,20 +9,34 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from evenfed.core.errors import ConfigError, EvenfedError, suggest
+from evenfed.data.dataset import FederatedDataset, Split
 from evenfed.methods.base import Method
 from evenfed.methods.registry import methods
 from evenfed.runs.folder import write_atomically
 from evenfed.runs.plan import PlannedRun, StudyConfig, TuneConfig
-from evenfed.runs.result import Result
 from evenfed.runs.table import higher_is_better
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TUNING = "tuning.json"
 Options = dict[str, Any]
+
+
+class Measured(Protocol):
+    """What a trial gives: a result, or a mean of several evaluations of one."""
+
+    @property
+    def data(self) -> FederatedDataset:
+        """The data it was trained on."""
+
+    def summary(self, split: Split = "test") -> pd.Series[float]:
+        """Metrics of a split by name."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ def candidates(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) ->
     return [{}, *(combined[i] for i in chosen)]
 
 
-def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], Result]) -> Choice:
+def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], Measured]) -> Choice:
     """Try the candidates of a run's method; `trial` carries a run out.
 
     A setting that fails, or whose metric is undefined, cannot win. Of equals the first wins.
@@ -102,7 +116,7 @@ def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], R
     return Choice(metric, plan.seed, tried, _best(tried, metric))
 
 
-def _value(result: Result, metric: str) -> float | None:
+def _value(result: Measured, metric: str) -> float | None:
     found = result.summary("val")
     if metric not in found:
         raise ConfigError(f"tune.metric '{metric}' is unknown.{suggest(metric, found.index)}")
@@ -164,7 +178,7 @@ class Choices:
 def tuned(
     config: StudyConfig,
     folder: Path | None,
-    trial: Callable[[PlannedRun], Result],
+    trial: Callable[[PlannedRun], Measured],
     begins: Callable[[str], None],
 ) -> Choices:
     """Tune every method on every dataset, with the study's first seed."""
