@@ -258,7 +258,10 @@ class Watch:
                 suffix = f"-{len(parts)}"
                 found = [replace(s, key=f"{s.key}{suffix}") for s in answers if s is not None]
                 parts.append(Part(table.dataset, found))
-        lead = f"A study in progress: {finished} of {count(len(runs), 'run')} finished."
+        lead = (
+            f"A study in progress: {finished} of {count(len(runs), 'run')} finished. Everything "
+            "below is about those so far: methods do not have the same seeds yet."
+        )
         title = f"{self.folder.name}: {finished} of {len(runs)} runs"
         return Page(title, lead, parts, [], _settings(study.config.toml()))
 
