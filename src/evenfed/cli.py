@@ -49,7 +49,6 @@ app = typer.Typer(
 )
 app.add_typer(cli_flower.app, name="flower")
 app.command()(cli_silos.advise)
-app.command()(cli_silos.advise)
 cli_model.register(app)
 app.command("demo")(cli_show.demo)
 app.command("watch")(cli_show.watch)
@@ -60,7 +59,7 @@ ConfigFile = Annotated[
 ]
 Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients.")]
 Partition = Annotated[
-    str | None, typer.Option(help="How examples are dealt, e.g. iid, dirichlet:label:0.5.")
+    str | None, typer.Option(help="How examples are dealt, e.g. iid, dirichlet:sensitive:0.5.")
 ]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of training.")]
 Engine = Annotated[str | None, typer.Option(help="auto, vectorized, sequential or flower.")]
