@@ -361,9 +361,18 @@ def test_one_model_is_a_model(binary: FederatedDataset) -> None:
     one = ef.train(Focus(m=1, local=TINY), binary, rounds=1, engine=FAST)
     assert isinstance(one.model(), nn.Module)
     two = ef.train(Focus(m=2, local=TINY), binary, rounds=1, engine=FAST)
-    for client in (None, 0):
-        with pytest.raises(ConfigError, match="mean of its 2 models"):
-            two.model(client)
+    with pytest.raises(ConfigError, match="mean of its 2 models"):
+        two.model()
+    with pytest.raises(ConfigError, match="mean of its 2 models"):
+        two.parameters(0)
+
+
+def test_several_models_are_one_module_at_a_client(binary: FederatedDataset) -> None:
+    two = ef.train(Focus(m=2, local=TINY), binary, rounds=2, engine=FAST)
+    for client in (0, 1):
+        x = binary.client(client).test.x
+        deployed, state = two.method.deployed(two.server), two._state(client)
+        torch.testing.assert_close(two.model(client)(x), two.method.outputs(deployed, state, x))
 
 
 @pytest.mark.proves("focus", "skipping moves a model by no more than the skipped weights")

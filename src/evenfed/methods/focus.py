@@ -296,10 +296,15 @@ class Focus(TrainsAlone):
 
     def module(self, deployed: Tree, state: Tree) -> nn.Module:
         """The client's mean of the models as one module."""
-        if not trees.leaves(state):
-            raise ConfigError(f"'{self.name}': the labels are a client's; name a client")
         count = len(trees.leaves(deployed)[0])
         members = [self.loaded(trees.row(deployed, i)) for i in range(count)]
+        if count == 1:
+            return members[0]
+        if not trees.leaves(state):
+            raise ConfigError(
+                f"'{self.name}' predicts with a mean of its {count} models by a client's labels; "
+                "name a client"
+            )
         return Mixture(members, state["log_pi"], self.task.kind == "regression").eval()
 
     def adapted(self, deployed: Tree, data: Examples) -> Tree:
