@@ -223,6 +223,22 @@ def test_excess_is_over_the_lowest_loss_of_the_study(study: Path) -> None:
     assert "not over a model of the client" in " ".join(section.notes)
 
 
+def test_excess_over_true_clusters_is_shown_where_it_was_measured(tmp_path: Path) -> None:
+    data = {"name": "digits", "clients": 3, "rotations": "0:2,90:1"}
+    table = {"data": data, "rounds": 1, "excess": True, "engine": {"engine": "vectorized"}}
+    result = run_config(parse(table), tmp_path / "run")
+    section = next(s for s in page_of(opened(tmp_path / "run")).parts[0].sections
+                   if s.key == "clients")  # fmt: skip
+    bars = next(f for f in section.figures if f.key == "excess")
+    assert list(bars.categories) == list(result.clients.index)
+    values = list(bars.rows[0].values)
+    assert max(values) - min(values) == pytest.approx(result.faa().faa)
+    assert "true cluster" in bars.axis
+    with pytest.raises(ConfigError, match="excess = true needs the true clusters"):
+        run_config(parse({**table, "data": "loans"}), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_loss_geometry_is_shown_where_it_was_measured(run: Path, tmp_path: Path) -> None:
     assert "Loss geometry" not in write_page(run).read_text(encoding="utf-8")
     table = {"data": "synthetic", "rounds": 1, "geometry": True, "engine": {"engine": "vectorized"}}

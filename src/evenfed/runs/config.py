@@ -91,6 +91,8 @@ class CommonConfig(_Strict):
 
     "auto": where every client uses one model; true refuses methods with several.
     """
+    excess: bool = False
+    """Whether excess risks (FAA) are measured at the end, which trains a model a true cluster."""
     versions: dict[str, str] = Field(default_factory=dict)
 
     def built_participation(self) -> Participation:

@@ -14,7 +14,7 @@ from evenfed.data.dataset import FederatedDataset
 from evenfed.engines.options import EngineOptions
 from evenfed.methods.centralized import Centralized
 from evenfed.metrics.client import FloatArray, mean_loss
-from evenfed.metrics.excess import FAA, faa, same_partition, surrogate_references
+from evenfed.metrics.excess import FAA, excess_risk, faa, same_partition, surrogate_references
 from evenfed.runs.evaluation import Evaluation
 from evenfed.runs.runner import Runner, Settings
 
@@ -22,10 +22,10 @@ Clusters = Sequence[int] | Literal["estimated"] | None
 """One number a client; those that the method found; or the true ones."""
 
 
-def faa_of(
+def excess_of(
     runner: Runner, evaluation: Evaluation, clusters: Clusters, estimated: bool = False
-) -> FAA:
-    """FAA on test data.
+) -> tuple[FAA, dict[str, float]]:
+    """FAA on test data, and the excess risk of every client that has some, by name.
 
     Parameters
     ----------
@@ -41,13 +41,17 @@ def faa_of(
         raise ConfigError(f"FAA needs a cluster for each of {len(data)} clients, not {len(chosen)}")
     if len(evaluation.sizes) != len(data):
         evaluation = runner.evaluate("test", range(len(data)))
-    return faa(
-        mean_loss(evaluation.counts),
-        surrogate_references(chosen, lambda members: _reference_losses(runner, members)),
+    losses = mean_loss(evaluation.counts)
+    references = surrogate_references(chosen, lambda members: _reference_losses(runner, members))
+    found = faa(
+        losses,
+        references,
         mean_accuracy=evaluation.summary().get("client_accuracy_mean"),
         reference="true clusters" if true and not estimated else "estimated clusters",
         sizes=evaluation.sizes,
     )
+    excess = zip(evaluation.names, excess_risk(losses, references), evaluation.sizes, strict=True)
+    return found, {name: float(value) for name, value, size in excess if size > 0}
 
 
 def _clusters(runner: Runner, clusters: Clusters) -> list[int]:

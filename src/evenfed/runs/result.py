@@ -32,7 +32,7 @@ from evenfed.metrics.geometry import geometry
 from evenfed.runs import reporting
 from evenfed.runs.config import RunConfig
 from evenfed.runs.evaluation import Evaluation
-from evenfed.runs.excess import Clusters, faa_of
+from evenfed.runs.excess import Clusters, excess_of
 from evenfed.runs.fronts import WithFronts, index_of, preferred
 from evenfed.runs.record import Record
 from evenfed.runs.runner import Runner
@@ -175,7 +175,14 @@ class Result(WithFronts):
         The reference of a client is a centralised model trained on its cluster: a true one where
         the data know them. Others, given or `"estimated"` by the method, are called estimated.
         """
-        return faa_of(self._runner, self.evaluation("test"), clusters, estimated)
+        return excess_of(self._runner, self.evaluation("test"), clusters, estimated)[0]
+
+    def _excess(self) -> dict[str, Any]:
+        """FAA and excess risks over models of the true clusters, where the config asks for them."""
+        if not self.config.excess:
+            return {}
+        found, clients = excess_of(self._runner, self.evaluation("test"), None)
+        return {"excess": {"faa": found.faa, "reference": found.reference, "clients": clients}}
 
     def geometry(
         self,
@@ -287,6 +294,7 @@ class Result(WithFronts):
             "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
             "groups": {str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()},
             **self._geometry_means(),
+            **self._excess(),
             **({"front": _clean(self.front_summary().to_dict())} if self.has_fronts else {}),
             "cost": {
                 "seconds": float(history["seconds"].sum()),

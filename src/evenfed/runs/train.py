@@ -236,6 +236,11 @@ def _runner(
         method, data, task, _settings(config),
         participation=config.built_participation(), engine=engine, observer=observer,
     )  # fmt: skip
+    if config.excess and data.clusters is None:
+        raise ConfigError(
+            f"excess = true needs the true clusters of the clients, which '{data.schema.name}' "
+            "does not know; leave it out, and ask result.faa(clusters=...)"
+        )
     if config.geometry is True:  # a method whose clients use several models says so now
         runner.method.parameters(runner.method.deployed(runner.server), runner.state_like())
     return runner

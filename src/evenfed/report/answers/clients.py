@@ -70,7 +70,7 @@ def _distribution(chapter: Chapter, value: str) -> Dots | None:
     return Dots(
         "clients", f"{value.capitalize()} of every client",
         " ".join(f"{row.label}: {row.remark}." for row in rows),
-        f"{value} on its own test data; one dot a client{seeds}, bar: mean", rows,
+        f"{value}; one dot a client{seeds}, bar: mean", rows,
         high=1.0 if value == "accuracy" else None,
         references=[] if constant is None else [("constant predictor, all clients", constant)],
     )  # fmt: skip
@@ -141,15 +141,16 @@ def _worst(chapter: Chapter, value: str) -> Grid:
 
 def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
     """Excess risk of every client over a reference, and what the reference is."""
-    excess = _over_best(chapter)
+    true = _over_clusters(chapter)
+    excess = _over_best(chapter) if true is None else true
     if excess is None:
         return None, (
-            "Excess risk needs a reference for every client; one run has none. `evenfed study` "
-            "with several methods, or `result.faa()` where clusters are known, gives one."
+            "Excess risk needs a reference for every client; this run has none. `evenfed study` "
+            "with several methods gives one, or `excess = true` where true clusters are known."
         )
     names = [str(name) for name in excess.index[:_BARS]]
     rows = []
-    for method in chapter.methods:
+    for method in excess.columns:
         values = [float(v) if math.isfinite(v) else None for v in excess[method][:_BARS]]
         color = 6 if method in chapter.references else 0
         rows.append(BarRow(chapter.label(method), values, color=color))
@@ -159,13 +160,32 @@ def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
         "this study, references included, reaches on that client with the same seed; mean over "
         "seeds. It is never negative, and what is best everywhere has 0."
     )
+    axis = "loss above the lowest of any row on that client"
+    if true is not None:
+        axis = "loss above that of a model of the true cluster"
+        note = (
+            "Excess risk as FOCUS measures it: over one centralised model trained on all clients "
+            "of the same true cluster; mean over seeds. Negative: the client does better than that."
+        )
     if len(excess) > _BARS:
         note += f" The first {_BARS} of {count(len(excess), 'client')} are drawn."
     bars = Bars(
         "excess", "Excess risk of every client", _largest(rows, names),
-        "loss minus the lowest loss that any method reaches on that client", names, rows,
+        axis, names, rows,
     )  # fmt: skip
     return bars, note
+
+
+def _over_clusters(chapter: Chapter) -> pd.DataFrame | None:
+    """Excess risk over models of true clusters, of the methods all of whose runs measured it."""
+    found = {}
+    for method, own in chapter.by_method():
+        parts = [
+            r.measured["excess"]["clients"] for r in own if r.measured and "excess" in r.measured
+        ]
+        if len(parts) == len(own):
+            found[method] = pd.DataFrame(parts).mean()
+    return pd.DataFrame(found) if found else None
 
 
 def _over_best(chapter: Chapter) -> pd.DataFrame | None:

@@ -174,7 +174,8 @@ def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
             spans = [_span(chapter, own, group, rate, 0) for rate in rates]
             loss = _loss(own, group)
             rows.append(
-                [chapter.label(method), group, f"{examples:g}", *(_shown(s) for s in spans),
+                [chapter.label(method), group, f"{examples:.1f}".removesuffix(".0"),
+                 *(_shown(s) for s in spans),
                  _shown(loss)]
             )  # fmt: skip
             few = "muted" if examples < FEW else ""
@@ -233,7 +234,7 @@ def _by_client_figure(chapter: Chapter) -> Dots | None:
     return Dots(
         "groups_by_client", "Difference between groups inside each client",
         " ".join(f"{r.label}: {r.remark}." for r in rows),
-        "difference in selection rates; grey: a group has fewer than 10 examples", rows,
+        "difference in selection rates; grey: few examples", rows,
         low=0.0,
     )  # fmt: skip
 

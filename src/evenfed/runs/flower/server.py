@@ -75,6 +75,11 @@ def check(config: RunConfig) -> Method:
             "engine 'flower' cannot measure loss geometry, which is no client function of a "
             "method: set geometry = false, or use engine 'sequential' where all data are"
         )
+    if config.excess:
+        raise ConfigError(
+            "engine 'flower' cannot measure excess risks, which pool the data of a cluster: set "
+            "excess = false, or use engine 'sequential' where all data are"
+        )
     return method
 
 
