@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import evenfed as ef
+from evenfed.cli_papers import command
 from evenfed.core.errors import DataError
 from evenfed.data.files import checksum
 from evenfed.data.sources import imdb
@@ -147,6 +148,18 @@ def test_text_without_a_second_set_is_refused_by_the_option(monkeypatch: pytest.
     monkeypatch.setenv(focus.REVIEWS, "/nowhere/reviews.csv")
     with pytest.raises(DataError, match="which is not a file"):
         focus._text_jobs(FULL)
+
+
+def test_the_command_hands_the_named_set_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(focus.REVIEWS, "")  # put back afterwards
+    monkeypatch.setenv(focus.ENCODER, "")
+    with pytest.raises(DataError, match=r"'nowhere\.csv', which is not a file"):
+        command(
+            "focus", table="table1_text", quick=True, reviews=Path("nowhere.csv"),
+            encoder="hashing:8",
+        )  # fmt: skip
+    monkeypatch.setenv(focus.REVIEWS, "")
+    assert focus._text_jobs(FULL)[0].settings["data"]["encoder"] == "hashing:8"
 
 
 def test_text_takes_the_set_that_is_named_and_keeps_its_checksum_not_its_path(

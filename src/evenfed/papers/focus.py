@@ -27,6 +27,7 @@ from evenfed.papers.recipe import (
     Setting,
     Table,
 )
+from evenfed.papers.running import MissingDataError
 
 REVIEWS, ENCODER = "EVENFED_REVIEWS", "EVENFED_ENCODER"
 """Variables that the options --reviews and --encoder set, also for processes of --jobs."""
@@ -183,7 +184,7 @@ def run(job: Job) -> Outcome:
     if job.column == "text":
         path = os.environ.get(REVIEWS, "")
         if not path or checksum(Path(path)) != job.settings["reviews"]:
-            raise DataError(
+            raise MissingDataError(
                 "the text of FOCUS needs a second set of reviews beside IMDb: name a CSV or "
                 "Parquet file with columns text and label (0 or 1) by --reviews"
             )
