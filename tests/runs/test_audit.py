@@ -134,6 +134,15 @@ def test_an_export_gives_the_numbers_of_its_run_in_every_format(tmp_path: Path) 
         theirs = result.evaluation("test").counts
         assert torch.equal(found.evaluation.counts.confusion, theirs.confusion)
         torch.testing.assert_close(found.evaluation.counts.loss, theirs.loss, rtol=1e-5, atol=1e-4)
+    # the same graph without its description: any graph with one input a column
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(tmp_path / "m.onnx")
+    del graph.metadata_props[:]
+    onnx.save(graph, tmp_path / "foreign.onnx")
+    with pytest.raises(ModelError, match="gives labels as words"):
+        ef.audit_model(tmp_path / "foreign.onnx", dataset="loans")
+    found = ef.audit_model(tmp_path / "foreign.onnx", dataset="loans", classes="refused,approved")
+    assert torch.equal(found.evaluation.counts.confusion, theirs.confusion)
     every = ef.audit_model(path, dataset="loans", split="all")
     assert every.evaluation.sizes.sum() == 1989
 
