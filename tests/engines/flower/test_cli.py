@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from evenfed.cli import app
+from evenfed.runs.flower.local import MARK, Deployment
 from evenfed.runs.flower.processes import Address, Tls, server_command, write_app
 from evenfed.runs.flower.server import Order
 
@@ -94,3 +98,27 @@ def test_an_app_is_written_for_somebody_elses_server(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, words)
     assert again.exit_code != 0
     assert "is not empty" in again.stderr
+
+
+def test_what_left_its_group_ends_with_its_deployment_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
+    """Flower runs an app in a session of its own, out of reach of the group of its server."""
+    mine, other = Deployment(tmp_path / "a"), Deployment(tmp_path / "b")
+    left = [
+        subprocess.Popen(
+            ["sleep", "60"], env={**os.environ, MARK: f"{owner.mark}-server."},
+            start_new_session=True,
+        )
+        for owner in (mine, other)
+    ]  # fmt: skip
+    try:
+        mine.stop()
+        assert left[0].wait(10) == -signal.SIGKILL
+        assert left[1].poll() is None
+        other.stop()
+        assert left[1].wait(10) == -signal.SIGKILL
+    finally:
+        for process in left:
+            process.kill()
+            process.wait()
