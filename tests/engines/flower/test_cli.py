@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evenfed.cli import app
+from evenfed.runs.config import parse
 from evenfed.runs.flower.local import MARK, Deployment
 from evenfed.runs.flower.processes import Address, Tls, server_command, write_app
 from evenfed.runs.flower.server import Order
@@ -94,7 +95,7 @@ def test_an_app_is_written_for_somebody_elses_server(tmp_path: Path) -> None:
     order = Order.read(project["tool"]["flwr"]["app"]["config"]["evenfed-order"])
     assert order.name == "first"
     assert order.config["rounds"] == 2
-    assert order.config["method"]["local"]["lr"] == 0.5
+    assert parse(order.config).built_method().local.lr == 0.5  # type: ignore[attr-defined]
     again = CliRunner().invoke(app, words)
     assert again.exit_code != 0
     assert "is not empty" in again.stderr
