@@ -81,7 +81,8 @@ SECONDS = {
     "bank": {"front": 170.0, "convergence": 135.0, "ceiling": 10.0, "baseline": 60.0},
     "adult": {"front": 175.0, "convergence": 140.0, "ceiling": 12.0, "baseline": 65.0},
 }
-"""Measured for 15 rounds of 30 epochs, on one thread."""
+"""Of 15 rounds of 30 epochs on one thread. Estimates: some whole jobs on SYNTHETIC and COMPAS were
+timed, the rest follows from single rounds, and BANK was not timed but taken as ADULT."""
 
 
 def _job(

@@ -42,7 +42,8 @@ DATA: dict[str, tuple[str, str, dict[str, Any]]] = {
                 {"sensitive": "race"}),
 }  # fmt: skip
 SECONDS = {"compas": 52.0, "acs": 150.0, "acs_all": 280.0}
-"""Of one job of Figure 2, measured on one thread."""
+"""Of one job of Figure 2 on one thread. Estimates: COMPAS from its timed parts, ACS Income
+from runs of other sizes."""
 COMPARED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("fedavg", "FedAvg", {}),
     ("bgl", "PFFL, BGL", {"constraint": "bounded_group_loss"}),
