@@ -66,7 +66,8 @@ DEMO: dict[str, Any] = {
 ABOUT = {
     "digits": "handwritten digits, 10 clients: 7 see them upright, 2 turned by 90 degrees, 1 "
     "upside down. Is every client served?",
-    "loans": "mortgage decisions in Boston, 5 lenders of one mix, logistic models. Is every race served?",
+    "loans": "mortgage decisions in Boston, 5 lenders of one mix, logistic models. Is every race "
+    "served?",
     "synthetic": "two groups, 3 clients. What does a smaller gap between the groups cost?",
 }
 COLUMNS = {
