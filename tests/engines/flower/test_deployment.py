@@ -1,18 +1,21 @@
 """A real deployment: a SuperLink and three nodes as processes, with TLS and node keys.
 
-All tests share one deployment, and most share runs: a round of Flower takes seconds. They wait on
-conditions, with generous limits.
+All tests share one deployment, after one that a command starts itself: never two at once. They
+wait on conditions, with generous limits, and every process ends with the test run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import ipaddress
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,16 +37,15 @@ from evenfed.data.federate import federate
 from evenfed.data.table import Table
 from evenfed.runs.config import parse
 from evenfed.runs.flower.local import Deployment, wait_for_server
-from evenfed.runs.flower.processes import Address, environment, flwr, free_port
+from evenfed.runs.flower.processes import Address, environment, flwr, free_port, submit
+from evenfed.runs.flower.server import Order
 from evenfed.runs.train import run_config
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "EVENFED_DEPLOYMENT" not in os.environ,
-        reason="starts a server and nodes for five minutes; set EVENFED_DEPLOYMENT=1 to run it",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
+patient = pytest.mark.skipif(
+    "EVENFED_DEPLOYMENT" not in os.environ,
+    reason="Flower takes a minute to notice that a node is gone; EVENFED_DEPLOYMENT=1 runs it",
+)
 
 PATIENCE = 240.0
 SILOS = {"a": 60, "b": 80, "c": 50}
@@ -175,14 +177,11 @@ class Site:
         data, key = str(self.root / f"{name}.csv"), str(self.root / f"{name}.key")
         self.deployment.start_node(name, "--data", data, "--key", key)
 
-    def submit(self, name: str, *more: str, **config: Any) -> str:
-        path = self.root / f"{name}.toml"
-        engine = {"engine": "flower", "nodes": 3, "timeout": 60.0}
+    def submit(self, name: str, *, resume: bool = False, **config: Any) -> str:
+        """Hand over a run; the number that Flower gives it."""
+        engine = {"engine": "flower", "nodes": 3, "timeout": 90.0}
         table = {"data": SCHEMA, "engine": engine, "evaluate_every": 0, "checkpoint_every": 1}
-        path.write_text(tomli_w.dumps({**table, **config}))
-        done = self.call("submit", str(path), *self.address.flags(), *more)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return submit(self.address, Order({**table, **config}, name, resume))
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -215,6 +214,14 @@ class Site:
         return json.loads((self.folder(name) / "result.json").read_text())  # type: ignore[no-any-return]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only() -> Iterator[None]:
+    """Hold off deployments of other test runs on this machine."""
+    with (Path(tempfile.gettempdir()) / f"evenfed-deployment-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     root = tmp_path_factory.mktemp("site")
@@ -226,13 +233,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.start_server()
         for name in SILOS:
             silo(name).to_csv(root / f"{name}.csv", index=False)
-            private, public = node_key(root, f"{name}.key")
-            assert private.is_file()
-            flwr(address, "supernode", "register", str(public), "evenfed")
+            _, public = node_key(root, f"{name}.key")
+            done = made.call("register", str(public), *address.flags())
+            assert done.returncode == 0, done.stderr
             made.start_node(name)
         yield made
     finally:
         made.deployment.stop()
+    until("all processes to end", lambda: not processes_of(root), 30.0)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Commands of the processes whose command or environment names a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            words = (place / "cmdline").read_bytes()
+            if str(folder).encode() in words + (place / "environ").read_bytes():
+                found.append(words.replace(b"\0", b" ").decode())
+    return found
 
 
 def sequential(**config: Any) -> Any:
@@ -261,44 +280,64 @@ def check_parity(site: Site, name: str, flat: Any, distance: Any, **config: Any)
     assert clients["loss"].to_numpy() == pytest.approx(alone.clients["loss"].to_numpy(), rel=1e-5)
 
 
-def test_three_methods_give_the_numbers_of_one_process(
+def test_a_run_on_this_machine_starts_and_stops_its_own_deployment(tmp_path: Path) -> None:
+    config = {"method": "fedavg", "data": {"name": "synthetic"}, "rounds": 2}
+    words = ("run", "--engine", "flower", "--method", "fedavg", "--dataset", "synthetic",
+             "--rounds", "2", "--out", str(tmp_path / "here"))  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "evenfed", *words], cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, check=False, timeout=2 * PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "engine: flower (a SuperLink and 3 nodes on this machine)" in done.stderr
+    result = json.loads((tmp_path / "here" / "result.json").read_text())
+    alone = run_config(parse({**config, "engine": {"engine": "sequential"}}))
+    assert result["engine"] == "flower"
+    for metric, value in alone.measured()["metrics"].items():
+        assert result["metrics"][metric] == pytest.approx(value, rel=1e-5), metric
+    until("all processes to end", lambda: not processes_of(tmp_path), 30.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"], "nothing else is left"
+
+
+def test_runs_give_the_numbers_of_one_process_and_leave_out_nan(
     site: Site, flat: Any, distance: Any
 ) -> None:
-    """At the same time: a deployment carries several runs."""
-    for method in ("fedavg", "scaffold", "ditto"):
-        site.submit(method, method=method, rounds=2)
-    for method in ("fedavg", "scaffold", "ditto"):
-        check_parity(site, method, flat, distance, method=method, rounds=2)
+    """Three at the same time: a deployment carries several runs."""
+    path = site.root / "fedavg.toml"
+    engine = {"engine": "flower", "nodes": 3, "timeout": 90.0}
+    table = {"data": SCHEMA, "engine": engine, "method": "fedavg", "rounds": 3}
+    path.write_text(tomli_w.dumps({**table, "evaluate_every": 1}))
+    done = site.call("submit", str(path), *site.address.flags())
+    assert done.returncode == 0, done.stderr
+    site.submit("ditto", method="ditto", rounds=2)
+    odd = {**SCHEMA, "numeric": ["age", "odd"], "scale": "none"}
+    site.submit("nan", method="fedavg", rounds=1, data=odd)
+    check_parity(site, "fedavg", flat, distance, method="fedavg", rounds=3, evaluate_every=1)
+    check_parity(site, "ditto", flat, distance, method="ditto", rounds=2)
+    result = site.result("nan")
+    assert site.lines("nan")[0]["dropped"] == {"sent a value that is not finite": 1}
+    assert np.isfinite(result["metrics"]["accuracy"])
 
 
 def test_a_killed_server_goes_on_from_its_checkpoint(site: Site, flat: Any, distance: Any) -> None:
-    config = {"method": "scaffold", "rounds": 4, "checkpoint_every": 2}
+    config = {"method": "scaffold", "rounds": 5, "checkpoint_every": 2}
     site.submit("killed", **config)
-    until("the third round", lambda: len(site.lines("killed")) >= 3)
+    until("the first rounds", lambda: len(site.lines("killed")) >= 2)
     site.deployment.kill("server")
     assert not (site.folder("killed") / "result.json").exists()
     site.start_server()
-    site.submit("killed", "--resume", **config)
+    site.submit("killed", resume=True, **config)
     check_parity(site, "killed", flat, distance, **config)
 
 
-def test_a_deaf_node_is_left_out_after_the_timeout_and_a_killed_one_too(site: Site) -> None:
-    """The run goes on during the next tests; `came_back` looks at its end."""
-    engine = {"engine": "flower", "nodes": 3, "timeout": 8.0}
-    said = site.submit(
-        "faults", method="scaffold", rounds=200, engine=engine, participation={"quorum": 0.5}
-    )
-    site.faults = said.split()[1]
-    until("the first round", lambda: len(site.lines("faults")) >= 1)
-    assert "dropped" not in site.lines("faults")[0]
-    os.killpg(site.deployment.processes["c"].pid, signal.SIGSTOP)
-    deaf = until("a round without the deaf node", lambda: site.dropped("faults"))[0]
-    assert deaf["dropped"] == {"did not answer": 1}
-    assert deaf["seconds"] >= 8.0, "the timeout"
-    # the next round has begun and waits for the node
-    site.deployment.kill("c")
-    until("a round without the killed node", lambda: len(site.dropped("faults")) >= 2)
-    site.start_node("c")
+def test_nodes_keep_what_they_hold_in_their_own_folder(site: Site) -> None:
+    """After the runs above: states at every node, and none at the server."""
+    for name in SILOS:
+        found = list((site.deployment.folder / name).glob("*/*/*.safetensors"))
+        assert found, f"node {name} kept nothing"
+    for name in ("ditto", "killed"):
+        states = load_file(next(site.folder(name).glob("states-*.safetensors")))
+        assert {tensor.numel() for tensor in states.values()} == {1}, "version numbers only"
 
 
 def test_strangers_are_refused(site: Site) -> None:
@@ -331,7 +370,34 @@ def test_strangers_are_refused(site: Site) -> None:
         known.stop()
 
 
-def test_the_killed_node_came_back(site: Site) -> None:
+def test_a_deaf_node_is_left_out_after_the_timeout_and_a_killed_one_too(site: Site) -> None:
+    engine = {"engine": "flower", "nodes": 3, "timeout": 10.0}
+    site.faults = site.submit(
+        "faults", method="scaffold", rounds=500, engine=engine, participation={"quorum": 0.5}
+    )
+    until(
+        "a round of all", lambda: [line for line in site.lines("faults") if "dropped" not in line]
+    )
+    os.killpg(site.deployment.processes["c"].pid, signal.SIGSTOP)
+    before = len(site.lines("faults"))
+
+    def without_it() -> list[dict[str, Any]]:
+        lines = site.lines("faults")[before:]
+        return [line for line in lines if line.get("dropped") == {"did not answer": 1}]
+
+    deaf = until("a round without the deaf node", without_it)[0]
+    assert deaf["seconds"] >= 10.0, "the timeout"
+    assert deaf["exchanges"] == 1
+    # the next round has begun and waits for the node
+    site.deployment.kill("c")
+    until("a round without the killed node", lambda: len(without_it()) >= 2)
+    if "EVENFED_DEPLOYMENT" not in os.environ:
+        flwr(site.address, "stop", site.faults, "evenfed")
+
+
+@patient
+def test_the_killed_node_comes_back(site: Site) -> None:
+    site.start_node("c")
     last = site.dropped("faults")[-1]["round"]
     until(
         "a round with the node again",
@@ -339,29 +405,3 @@ def test_the_killed_node_came_back(site: Site) -> None:
     )
     assert not any("void" in line for line in site.lines("faults")), "the quorum was always there"
     flwr(site.address, "stop", site.faults, "evenfed")
-
-
-def test_a_node_that_answers_nan_is_left_out(site: Site) -> None:
-    odd = {**SCHEMA, "numeric": ["age", "odd"], "scale": "none"}
-    site.submit("nan", method="fedavg", rounds=1, data=odd)
-    result = site.result("nan")
-    assert site.lines("nan")[0]["dropped"] == {"sent a value that is not finite": 1}
-    assert np.isfinite(result["metrics"]["accuracy"])
-
-
-def test_a_file_that_does_not_fit_is_refused_before_training(site: Site) -> None:
-    site.submit("misfit", method="fedavg", rounds=1, data={**SCHEMA, "numeric": ["age", "height"]})
-    error = site.root / "runs" / ".misfit.error"
-    until("the refusal", error.is_file)
-    assert "there is no column 'height'" in error.read_text()
-    assert not site.folder("misfit").exists()
-
-
-def test_nodes_keep_what_they_hold_in_their_own_folder(site: Site) -> None:
-    """After the runs above: states of SCAFFOLD at every node, and none at the server."""
-    for name in SILOS:
-        found = list((site.deployment.folder / name).glob("*/*/*.safetensors"))
-        assert found, f"node {name} kept nothing"
-    for name in ("scaffold", "ditto"):
-        states = load_file(next(site.folder(name).glob("states-*.safetensors")))
-        assert {tensor.numel() for tensor in states.values()} == {1}, "version numbers only"
