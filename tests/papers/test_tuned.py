@@ -11,14 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from evenfed.core.errors import ConfigError
-from evenfed.papers import fedeba, pages, tuned
+from evenfed.methods.registry import methods
+from evenfed.papers import fedeba, pages, ser, tuned
 from evenfed.papers.recipe import Claim, Column, Job, Joint, Metric, Outcome, Row, Setting, Table
 from evenfed.papers.store import collected, finished
 from evenfed.runs.plan import TuneConfig
 from evenfed.runs.tuning import candidates
 
-PAPERS = (fedeba.PAPER,)
+PAPERS = (fedeba.PAPER, ser.PAPER)
 TABLES = [(p, table) for p in PAPERS for table in p.tables]
+RECIPE = ("method", "options", "base", "matched")
+"""What tells rows apart."""
 SMALL: dict[str, Any] = {
     "seed": 0, "dataset": "digits", "data": {"clients": 6, "partition": "shards:2", "val": 0.2},
     "model": {"name": "mlp", "hidden": [8]}, "engine": "vectorized", "rounds": 2, "cohort": 3,
@@ -29,8 +32,7 @@ SMALL: dict[str, Any] = {
 
 def trials(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """The settings that would be tried for a job's row."""
-    plan = tuned.planned(settings, tuned.TUNING_SEED)
-    cls = type(plan.config.built_method())
+    cls = methods()[settings["method"]]
     fixed = dict.fromkeys(settings["options"])
     return candidates(cls, fixed, TuneConfig(metric=tuned.METRIC, **settings["tune"]))
 
@@ -54,7 +56,7 @@ def test_every_tuned_row_of_a_column_has_as_many_different_trials(
 def test_rows_of_a_column_differ_in_method_and_options_alone(paper: Any, table: Table) -> None:
     shared: dict[tuple[str, int], str] = {}
     for job in table.jobs(table.setting("sound", quick=False)):
-        own = {k: v for k, v in job.settings.items() if k not in ("method", "options", "base")}
+        own = {k: v for k, v in job.settings.items() if k not in RECIPE}
         text = json.dumps(own, sort_keys=True, default=dict)
         assert shared.setdefault((job.column, job.seed), text) == text, job.key
 
@@ -175,3 +177,56 @@ def test_a_table_without_its_data_is_skipped_with_a_message(
     assert done == [t.key for t in fedeba.PAPER.tables if t.key != "fashion"]
     alone = CliRunner().invoke(app, ["paper", "fedeba", "--quick", "--table", "fashion"])
     assert alone.exit_code != 0
+
+
+def small_ser(row: str, **more: Any) -> Job:
+    """A job of SER's tables on small data."""
+    (job,) = (
+        j for j in ser.PAPER.table("femnist").jobs(Setting("sound", False, (0,)))
+        if j.rows == (row,)
+    )  # fmt: skip
+    sizes = {"probes": 2, "rows": 16, "clients": 2, "target": 0.0, "tune": {"budget": 1}}
+    small = {k: v for k, v in SMALL.items() if k not in ("method", "options", "tune")}
+    options = {**job.settings["options"], "local.steps": 1}
+    return replace(job, settings={**job.settings, **small, **sizes, "options": options, **more})
+
+
+def test_a_row_of_ser_has_accuracy_rounds_and_curvature() -> None:
+    values = ser.run(small_ser("fedavg-ser")).values["fedavg-ser"]
+    assert set(values) == {m.key for m in ser.METRICS}
+    assert values["rounds_to"] == 1.0  # the target is 0
+    assert 0 <= values["sign_entropy"] <= 1
+    assert values["hessian_trace"] != values["top_eigenvalue"]
+
+
+@pytest.mark.parametrize("row", ["pfedme-ser", "entropy-ser"])
+def test_a_method_that_refuses_the_regulariser_says_so_in_its_row(row: str) -> None:
+    outcome = ser.run(small_ser(row))
+    assert all(value != value for value in outcome.values[row].values())
+    assert outcome.facts[row]["chosen"].startswith("refused: ")
+    assert "local.regularizer" in outcome.facts[row]["chosen"]
+
+
+def test_the_rate_control_has_a_first_round_as_long_as_ser() -> None:
+    small = {**small_ser("local").settings}
+    size = {"local.steps": 2, "local.batch": 20}
+    long = ser._first_length({**small, "options": {**size, **ser.STRENGTH}})
+    control = {**small, "options": {**size, **ser.LOCAL}, "base": {**size, **ser.LOCAL},
+               "matched": {**size, **ser.STRENGTH}}  # fmt: skip
+    run, words = ser._controlled(control)
+    rate = run.result.method.local.lr  # type: ignore[attr-defined]
+    assert words == f"lr={round(rate, 4)}"
+    assert rate != 0.1
+    again = ser._first_length({**small, "options": {**size, **ser.LOCAL, "local.lr": rate}})
+    plain = ser._first_length({**small, "options": {**size, **ser.LOCAL}})
+    assert abs(again / long - 1) < abs(plain / long - 1)
+
+
+def test_controls_differ_from_ser_in_the_correction_alone() -> None:
+    jobs = ser.PAPER.table("controls").jobs(Setting("sound", False, (0,)))
+    assert {job.rows[0] for job in jobs} == {"none", "ser", "random", "shrink", "rate"}
+    for job in jobs:
+        base, own = job.settings["base"], job.settings["options"]
+        changed = {k for k in {**base, **own} if base.get(k) != own.get(k)}
+        assert all(k.startswith("local.ser.") for k in changed)
+        assert ("matched" in job.settings) == (job.rows[0] == "rate")

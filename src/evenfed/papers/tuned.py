@@ -121,21 +121,26 @@ def planned(settings: Mapping[str, Any], seed: int) -> PlannedRun:
     return PlannedRun(settings["method"], settings["dataset"], seed, config)
 
 
-def trained(settings: Mapping[str, Any], plan: PlannedRun, split: Split, every: int) -> Trained:
-    """Carry out a run and evaluate it every so many rounds."""
+def prepared(settings: Mapping[str, Any], plan: PlannedRun, watch: Watched | None = None) -> Runner:
+    """A run before its first round."""
     data = data_of(settings, plan.seed)
     schema = data.schema
     model = partial(
         models.build, schema_shape=schema.shape, outputs=schema.classes,
         vocabulary=schema.vocabulary, **settings["model"],
     )  # fmt: skip
-    watch = Watched(split, every)
-    runner = Runner(
+    return Runner(
         plan.config.built_method(), data, build_task(data, model, seed=plan.seed),
         Settings(settings["rounds"], plan.seed, evaluate_every=0, tail=settings["tail"]),
         participation=Participation(number=settings["cohort"]),
         engine=EngineOptions(settings["engine"], workers=1), observer=watch,
     )  # fmt: skip
+
+
+def trained(settings: Mapping[str, Any], plan: PlannedRun, split: Split, every: int) -> Trained:
+    """Carry out a run and evaluate it every so many rounds."""
+    watch = Watched(split, every)
+    runner = prepared(settings, plan, watch)
     watch.runner = runner
     runner.run()
     watch.runner = None
@@ -147,6 +152,8 @@ def trained(settings: Mapping[str, Any], plan: PlannedRun, split: Split, every: 
 def _chosen(text: str) -> Choice:
     settings = json.loads(text)
     budget = TuneConfig(metric=METRIC, **settings["tune"])
+    if budget.budget == 1:  # nothing to choose from
+        return Choice(METRIC, TUNING_SEED, [], {})
     plan = planned(settings, TUNING_SEED)
     return tune(plan, budget, lambda one: trained(settings, one, "val", settings["every"]))
 
