@@ -85,6 +85,12 @@ def test_many_dots_become_a_histogram_that_counts_them_all() -> None:
     assert sum(counts) == 1000
 
 
+def test_a_crowded_figure_has_histograms_only() -> None:
+    few = [DotRow("a", [Dot(i / 100) for i in range(100)])]
+    assert len(list(parsed(Dots("d", "", "", "v", few * 15)).iter(f"{SVG}circle"))) == 1500
+    assert not list(parsed(Dots("d", "", "", "v", few * 16)).iter(f"{SVG}circle"))
+
+
 def test_bars_are_as_high_as_their_values_on_one_scale() -> None:
     rows = [BarRow("a", [1.0, 2.0]), BarRow("b", [4.0, -1.0])]
     root = parsed(Bars("b", "", "", "v", ["x", "y"], rows))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import evenfed as ef
-from evenfed.report.answers import fronts as module
 from evenfed.report.answers.chapter import Chapter, directory
 from evenfed.report.answers.fronts import best, fronts, points
 from evenfed.runs.config import parse
@@ -71,16 +70,24 @@ def test_nothing_is_called_best_without_data_to_decide_on() -> None:
     assert best(None) == []
 
 
-def test_what_does_not_fit_is_named(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_named(result: Result) -> None:
     assert result.folder is not None
     record = Record.read(result.folder)
     other = replace(record, config=record.config.model_copy(update={"seed": 7}))
-    monkeypatch.setattr(module, "_BYTES", 100)
-    section = fronts(Chapter("loans", [record, other]))
+    whole = fronts(Chapter("loans", [record, other]))
+    assert whole is not None
+    assert whole.explorer is not None
+    assert [e["seed"] for e in whole.explorer["entries"]] == [0, 7]
+    first = len(json.dumps(whole.explorer["entries"][0]["parts"], separators=(",", ":")))
+    section = fronts(Chapter("loans", [record, other], room=first - 1000))
     assert section is not None
     assert section.explorer is not None
-    assert [e["seed"] for e in section.explorer["entries"]] == [0]
-    assert "praffl with seed 7" in " ".join(section.notes)
+    (entry,) = section.explorer["entries"]
+    assert len(entry["parts"]) == 5  # global and four of five clients
+    assert entry["seed"] == 0
+    said = " ".join(section.notes)
+    assert "1 client of praffl with seed 0" in said
+    assert "praffl with seed 7" in said
 
 
 def test_the_folder_is_named_without_its_place_on_this_machine(tmp_path: Path) -> None:

@@ -131,7 +131,12 @@ def study_page(study: Study) -> Page:
         done = [record for record in records if record is not None]
         if done:
             chapter = Chapter(
-                table.dataset, done, table, study.config.references, study.legend("Bold")
+                table.dataset,
+                done,
+                table,
+                study.config.references,
+                study.legend("Bold"),
+                2_500_000 // len(tables),
             )
             name = table.dataset if len(tables) > 1 else ""
             parts.append(Part(name, sections(chapter, f"-{len(parts) + 1}" if name else "")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ class Chapter:
     table: Table | None = None
     references: Sequence[str] = ()
     legend: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    room: int = 2_500_000
+    """Bytes that the front explorer of this dataset may take."""
 
     @cached_property
     def done(self) -> list[Record]:

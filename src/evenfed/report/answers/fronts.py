@@ -16,11 +16,9 @@ from evenfed.metrics.front import nondominated
 from evenfed.report.answers.chapter import Chapter, directory
 from evenfed.report.charts import Cloud, Scatter
 from evenfed.report.sections import Section
-from evenfed.report.words import listed, number
+from evenfed.report.words import count, listed, number
 from evenfed.runs.record import Record
 
-_BYTES = 2_500_000
-"""What the explorer of one dataset may weigh."""
 DISPARITY = {
     "demographic_parity_to_overall": (
         "disparity", "largest distance of a group's selection rate from the overall rate"
@@ -33,7 +31,7 @@ def fronts(chapter: Chapter) -> Section | None:
     found = [r for r in chapter.done if r.front is not None]
     if not found:
         return None
-    kept, left_out = _fitting(found)
+    kept, left_out = _fitting(found, chapter.room)
     explorer = {
         "preferences": found[0].front["preferences"] if found[0].front else [],
         "groups": found[0].front["groups"] if found[0].front else [],
@@ -52,7 +50,7 @@ def fronts(chapter: Chapter) -> Section | None:
     figure = _scatter(chapter, found)
     return Section(
         "fronts", "Which model to take?", _said(chapter, found),
-        [] if figure is None else [figure], notes=notes, explorer=explorer,
+        [] if figure is None else [figure], notes=notes, explorer=explorer if kept else None,
     )  # fmt: skip
 
 
@@ -86,21 +84,26 @@ def best(part: Mapping[str, Any] | None) -> list[int]:
     return [int(v) for v in result]
 
 
-def _fitting(records: list[Record]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Entries while they fit, the first seed of every method first."""
+def _fitting(records: list[Record], room: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Entries while they fit, the first seed of every method first; then clients, as far as."""
     firsts = {r.method: r for r in reversed(records)}
     order = sorted(records, key=lambda r: r is not firsts[r.method])
     kept: list[dict[str, Any]] = []
     left_out: list[str] = []
-    room = _BYTES
     for record in order:
         entry = _entry(record, directory(record.folder))
-        size = len(json.dumps(entry, separators=(",", ":")))
-        if size > room and kept:
-            left_out.append(f"{record.method} with seed {record.seed}")
-            continue
-        kept.append(entry)
-        room -= size
+        fits: dict[str, Any] = {}
+        for name, part in entry["parts"].items():
+            size = len(json.dumps(part, separators=(",", ":")))
+            if size > room:
+                break
+            fits[name] = part
+            room -= size
+        which = f"{record.method} with seed {record.seed}"
+        if fits:
+            kept.append({**entry, "parts": fits})
+        if missing := len(entry["parts"]) - len(fits):
+            left_out.append(f"{count(missing, 'client')} of {which}" if fits else which)
     return kept, left_out
 
 

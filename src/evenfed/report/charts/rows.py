@@ -10,6 +10,8 @@ from evenfed.report.charts.figures import DotRow, Dots, Spans
 
 MANY = 250
 """Dots of a row above which it becomes a histogram."""
+ALL = 1500
+"""Dots of a figure above which every row becomes one."""
 _BINS = 60
 _FOOT = 40
 
@@ -49,6 +51,7 @@ def draw_dots(figure: Dots, width: float, theme: Theme) -> Canvas:
     low, high = nice(values, figure.low, figure.high)
     scale = Scale(low, high, labels + 8, width - remarks - 8)
     bottom = top + step * len(rows)
+    crowded = sum(len(row.dots) for row in rows) > ALL
     _foot(canvas, scale, top, bottom, figure.axis, figure.references)
     for i, row in enumerate(rows):
         y = top + step * i + (34 if narrow else step / 2)
@@ -56,7 +59,7 @@ def draw_dots(figure: Dots, width: float, theme: Theme) -> Canvas:
         canvas.text(*at, row.label, weight=600, room=width * 0.5 if narrow else labels - 10)
         canvas.text(width, at[1], row.remark, anchor="end", size=11, fill=theme.soft)
         canvas.rule(scale.start, y, scale.end, y)
-        (_histogram if len(row.dots) > MANY else _dots)(canvas, row, scale, y)
+        (_histogram if crowded or len(row.dots) > MANY else _dots)(canvas, row, scale, y)
     return canvas
 
 
