@@ -104,6 +104,8 @@ def test_figures_are_means_of_the_last_evaluations() -> None:
     last = [run.evaluations[r].clients()["accuracy"][names[2:]].mean() for r in (2, 3)]
     assert tuned.mean_of(run, [2, 3, 4, 5]) == pytest.approx(50 * sum(last))
     assert run.rounds_to(each[1]) == (1.0 if each[0] >= each[1] else 2.0)
+    finished = replace(run, last=0).summary("test")["client_accuracy_mean"]
+    assert finished == run.result.summary("test")["client_accuracy_mean"]
     assert run.rounds_to(1.1) != run.rounds_to(1.1)  # NaN: never reached
 
 

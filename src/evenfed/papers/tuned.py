@@ -62,7 +62,8 @@ class Trained:
     ----------
     last : int
         How many of the last evaluations are averaged: with few clients a round, a single one
-        says much of the last cohort.
+        says much of the last cohort. 0: the finished run alone, which for methods that end with
+        local training is not what the last round left.
     """
 
     result: Result
@@ -76,6 +77,8 @@ class Trained:
         return self.result.data
 
     def _counted(self) -> list[Evaluation]:
+        if self.last == 0:
+            return [self.result.evaluation(self.split)]
         return list(self.evaluations.values())[-self.last :]
 
     def summary(self, split: Split = "val") -> pd.Series[float]:
