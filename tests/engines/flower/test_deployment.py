@@ -302,7 +302,7 @@ def test_a_run_on_this_machine_starts_and_stops_its_own_deployment(tmp_path: Pat
 def test_runs_give_the_numbers_of_one_process_and_leave_out_nan(
     site: Site, flat: Any, distance: Any
 ) -> None:
-    """Three at the same time: a deployment carries several runs."""
+    """Four at the same time: a deployment carries several runs."""
     path = site.root / "fedavg.toml"
     engine = {"engine": "flower", "nodes": 3, "timeout": 90.0}
     table = {"data": SCHEMA, "engine": engine, "method": "fedavg", "rounds": 3}
@@ -310,10 +310,12 @@ def test_runs_give_the_numbers_of_one_process_and_leave_out_nan(
     done = site.call("submit", str(path), *site.address.flags())
     assert done.returncode == 0, done.stderr
     site.submit("ditto", method="ditto", rounds=2)
+    site.submit("scaffold", method="scaffold", rounds=2)
     odd = {**SCHEMA, "numeric": ["age", "odd"], "scale": "none"}
     site.submit("nan", method="fedavg", rounds=1, data=odd)
     check_parity(site, "fedavg", flat, distance, method="fedavg", rounds=3, evaluate_every=1)
     check_parity(site, "ditto", flat, distance, method="ditto", rounds=2)
+    check_parity(site, "scaffold", flat, distance, method="scaffold", rounds=2)
     result = site.result("nan")
     assert site.lines("nan")[0]["dropped"] == {"sent a value that is not finite": 1}
     assert np.isfinite(result["metrics"]["accuracy"])
