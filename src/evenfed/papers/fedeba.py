@@ -316,7 +316,7 @@ PAPER = Paper(
             ),
             {"sound": CLEAN}, _noise_jobs, run, SEEDS,
             claims=(
-                Claim("FedEBA+ keeps FedAvg's accuracy where labels are right", "fedeba", "fedavg",
+                Claim("FedEBA+ beats FedAvg where labels are right", "fedeba", "fedavg",
                       "clean", ("some", "all")),
                 Claim("the robust loss helps FedEBA+", "fedeba-robust", "fedeba", "clean",
                       ("some", "all")),
