@@ -220,7 +220,7 @@ def _first_length(settings: dict[str, Any]) -> float:
     runner = tuned.prepared(settings, plan)
     first = runner.server["params"]
     new = runner.method.round(runner.federation, runner.server)["params"]
-    return float(sum((new[k] - first[k]).square().sum() for k in new)) ** 0.5
+    return math.sqrt(float(sum((new[k] - first[k]).square().sum() for k in new)))
 
 
 def _values(found: tuned.Trained, settings: dict[str, Any]) -> dict[str, float]:
