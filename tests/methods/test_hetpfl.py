@@ -249,3 +249,17 @@ def test_a_model_that_cannot_be_parted_is_refused_before_training(
         train(PraFFL(), data, model="linear")
     result = train(PraFFL(local=SHORT, latent=3), data, rounds=1, model="linear")
     assert result.server["params"]["latent.weight"].shape == (3, 3)
+
+
+@pytest.mark.parametrize("method", [PraFFL, HetPFL])
+def test_a_client_that_never_took_part_keeps_the_mean_hypernetwork(
+    method: Callable[..., ef.Method], data: FederatedDataset
+) -> None:
+    options = {k: v for k, v in FUSED.items() if method is HetPFL or k != "fusion_steps"}
+    result = train(method(**options), data, rounds=2, participation=ef.Participation(number=1))
+    states = [result._state(client) for client in range(len(data))]
+    took_part = [float(state["rounds"]) > 0 for state in states]
+    assert not all(took_part), "two rounds of one client each leave one of three out"
+    mean = torch.stack([s["beta"] for s, t in zip(states, took_part, strict=True) if t]).mean(0)
+    for state, trained in zip(states, took_part, strict=True):
+        assert trained or torch.allclose(state["beta"], mean, atol=1e-6)

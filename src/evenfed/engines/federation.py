@@ -28,7 +28,7 @@ from evenfed.engines.exchange import (
     Work,
     bytes_of,
 )
-from evenfed.engines.fold import Fold, Weights, check_weights
+from evenfed.engines.fold import Fold, Weighting, Weights, check_weights
 from evenfed.engines.options import Engine, EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.engines.pool import Pool
@@ -127,6 +127,12 @@ class Federation:
     def weighting(self) -> Literal["size", "uniform"]:
         """Weights that make a mean over the cohort an unbiased mean over examples."""
         return "uniform" if self.participation.sampling == "size" else "size"
+
+    @property
+    def evenly(self) -> Weighting:
+        """Weights that make a mean over the cohort an unbiased mean over clients."""
+        drawn_by_size = self.participation.sampling == "size"
+        return (lambda uploads, sizes: 1.0 / sizes) if drawn_by_size else "uniform"
 
     def begin(self, round: int) -> None:
         """Start a round: draw its cohort, forget what the last one left open."""

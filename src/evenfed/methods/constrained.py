@@ -28,6 +28,7 @@ from evenfed.methods.group_loss import (
     bounds,
     cell_factors,
     risks,
+    seen_in,
     spread_reference,
 )
 from evenfed.methods.training import TrainsLocally
@@ -130,7 +131,7 @@ class GroupConstrained(TrainsLocally):
         has is given the mean of the others, so that its multiplier keeps its place.
         """
         active = self.active(server)
-        seen = active if self.constraint == "minmax" else active & (found["counts"].cpu() > 0)
+        seen = active if self.constraint == "minmax" else seen_in(found, active)
         return torch.where(seen, risks(found, active) - self.limits(server), 0.0)
 
     def factors(self, multipliers: Tensor, server: Server, clients: int) -> Tensor:
@@ -151,11 +152,7 @@ class GroupConstrained(TrainsLocally):
 
     def aggregation(self, federation: Federation) -> Weighting:
         """Weights that make the cohort's mean one with `p_k` over all clients."""
-        if self.weighting == "size":
-            return federation.weighting
-        if federation.participation.sampling == "uniform":
-            return "uniform"
-        return lambda uploads, sizes: 1.0 / sizes
+        return federation.weighting if self.weighting == "size" else federation.evenly
 
     def count(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree

@@ -115,7 +115,11 @@ class FedMinMax(FedAvg):
         found = federation.mean(
             self.train,
             {**self.broadcast(federation, server), "importance": importance.float()},
-            weights={"update": self.weights(federation), "sums": "uniform", "counts": "uniform"},
+            weights={
+                "update": self.weights(federation),
+                "sums": federation.evenly,
+                "counts": federation.evenly,
+            },
             draws=self.draw,
         ).value
         losses: Tensor = risks(found, present)

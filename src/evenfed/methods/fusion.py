@@ -37,6 +37,7 @@ class Fusion:
         some = replies.uploads["trained"] > 0
         self.hypernetworks = replies.uploads["hypernetwork"][some]
         self.clients = replies.clients[some.numpy()]
+        method.hand_out(federation, self.hypernetworks.mean(0), float(some.double().mean()))
         self.rows = None if method.phf == "federated" else self.collected(int(replies.sizes.max()))
         draws = seeded(federation.seed, "fusion")
         if method.phf == "tuned":

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, QuorumError
 from evenfed.core.examples import Examples
 from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
@@ -80,8 +80,16 @@ def cell_factors(batch: Examples, table: Tree) -> Tensor:
 
 
 def counted(federation: Federation, function: ClientFunction) -> Tensor:
-    """One exchange with all clients: examples by cell `(Z,)`; the function sends `counts`."""
+    """One exchange with all clients: examples by cell `(Z,)`; the function sends `counts`.
+
+    The counts weigh losses in every round, so none may be missing; a round without one is void,
+    and the next asks again.
+    """
     mean = federation.mean(function, {}, weights="uniform", clients=federation.everyone)
+    for dropped in mean.dropped:
+        raise QuorumError(
+            f"examples by group are needed of all clients, but '{dropped.name}' {dropped.reason}"
+        )
     counts: Tensor = (mean.value["counts"].cpu() * len(mean.clients)).round()
     federation.note(group_examples=counts.tolist())
     return counts
@@ -90,12 +98,19 @@ def counted(federation: Federation, function: ClientFunction) -> Tensor:
 def risks(found: Tree, active: Tensor) -> Tensor:
     """Mean losses `(Z,)` from sums and numbers; a cell that nobody has gets the mean of the others.
 
-    That leaves the place of its multiplier among the others as it is.
+    That leaves the place of its multiplier among the others as it is. Where nobody of a cohort has
+    any of the cells, all are 0.
     """
-    counts = found["counts"].cpu()
-    seen = (counts > 0) & active
-    means = found["sums"].cpu() / torch.where(seen, counts, 1.0)
-    return torch.where(seen, means, means[seen].mean())
+    seen = seen_in(found, active)
+    means = found["sums"].cpu() / torch.where(seen, found["counts"].cpu(), 1.0)
+    other = means[seen].mean() if bool(seen.any()) else torch.zeros((), dtype=means.dtype)
+    return torch.where(seen, means, other)
+
+
+def seen_in(found: Tree, active: Tensor) -> Tensor:
+    """Active cells `(Z,)` of which a client that answered has examples."""
+    seen: Tensor = active & (found["counts"].cpu() > 0)
+    return seen
 
 
 def bounds(
@@ -117,7 +132,9 @@ def bounds(
     chosen = labels or tuple(range(cells.labels))
     if any(not 0 <= y < cells.labels for y in chosen):
         raise ConfigError(f"{owner}: labels must be in 0..{cells.labels - 1}, but are {labels}")
-    given = (zeta,) if isinstance(zeta, float) else zeta
+    given = (float(zeta),) if isinstance(zeta, float | int) else zeta
+    if any(math.isnan(z) or z == -math.inf for z in given):
+        raise ConfigError(f"{owner}: zeta must be numbers, or inf for no bound, not {zeta}")
     shapes = {1: "one number", len(chosen): "one a label", cells.groups * len(chosen): "one a cell"}
     if cells.labels == 1:
         shapes = {1: "one number", cells.groups: "one a group"}

@@ -61,7 +61,8 @@ class Multipliers:
         if self.slack:
             with_slack = torch.cat([torch.zeros_like(theta[:1]), scores])
             return self.bound * with_slack.softmax(0)[1:]
-        return self.bound * scores.softmax(0)
+        # a client none of whose groups is bounded has no multiplier
+        return self.bound * scores.softmax(0).nan_to_num(0.0)
 
     def moved(self, theta: Tensor, excess: Tensor, active: Tensor, step: Tensor | float) -> Tensor:
         """`theta` after a step along the excess `r` `(Z,)`."""

@@ -39,7 +39,7 @@ from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check
 from evenfed.methods.certificate import Certify, GroupLossCertificate
 from evenfed.methods.certification import certified
 from evenfed.methods.constrained import BY_GROUP, COUNTED, MEASURED, GroupConstrained
-from evenfed.methods.group_loss import cell_factors, counted, risks
+from evenfed.methods.group_loss import cell_factors, counted, risks, seen_in
 from evenfed.methods.multipliers import Multipliers, Rule, climbed, first_climb
 from evenfed.methods.saddle import Saddle
 
@@ -211,22 +211,22 @@ class PFFL(GroupConstrained):
         broadcast["factors"] = self.factors(multipliers, server, len(federation))
         parts: dict[str, Weighting] = {"update": self.aggregation(federation)}
         if self.sums == "piggyback":
-            parts |= {"sums": "uniform", "counts": "uniform"}
+            parts |= {"sums": federation.evenly, "counts": federation.evenly}
         found = federation.mean(self.train, broadcast, weights=parts, draws=self.draw).value
         params = trees.add(server["params"], found["update"])
         if self.sums == "exchange":
             asked = {"params": params}
-            found = federation.mean(self.group_losses, asked, weights="uniform").value
-        excess = self.excess(found, server)
+            found = federation.mean(self.group_losses, asked, weights=federation.evenly).value
+        excess, seen = self.excess(found, server), seen_in(found, active)
         climb, regret = climbed(server["climb"], multipliers, excess, active, kind, self.shrink)
         federation.note(
             train_loss=float(found["sums"].sum() / found["counts"].sum()),
-            violation=float(excess[active].max()),
+            violation=float(excess[seen].max()) if bool(seen.any()) else None,
             multiplier_sum=float(multipliers.sum()),
             dual_regret=regret,
             dual_step=float(climb["step"]),
             multipliers=multipliers.tolist(),
-            group_losses=_or_none(risks(found, active), active),
+            group_losses=_or_none(risks(found, active), seen),
         )
         theta = kind.moved(server["theta"], excess, active, climb["step"])
         moved = {**server, "theta": theta, "climb": climb}
@@ -301,6 +301,6 @@ class PFFL(GroupConstrained):
 
 
 def _or_none(values: Tensor, active: Tensor) -> list[float | None]:
-    """Values `(Z,)` of active cells, None for others: JSON knows no infinity."""
+    """Values `(Z,)` of cells that were measured, None for others: JSON knows no infinity."""
     pairs = zip(values.tolist(), active.tolist(), strict=True)
     return [value if is_active else None for value, is_active in pairs]

@@ -179,6 +179,13 @@ class PraFFL(Written):
         trained = (state["rounds"] > 0).to(torch.float64)
         return {"hypernetwork": state["beta"], "trained": trained}, state
 
+    def take_over(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function: one that never took part keeps the mean hypernetwork as its own."""
+        beta = torch.where(state["rounds"] > 0, state["beta"], broadcast["beta"])
+        return {}, {**state, "beta": beta}
+
     def round(self, federation: Federation, server: Server) -> Server:
         """One exchange: train, and average the bodies (Eq. 15)."""
         rate = self.local.rate(federation.round, federation.rounds)
@@ -200,8 +207,20 @@ class PraFFL(Written):
 
     def united(self, federation: Federation, server: Server) -> Server:
         """The federation's hypernetwork: the mean of those that were trained."""
-        mean = federation.mean(self.share, {}, clients=federation.everyone, weights=_trained)
-        return {**server, "beta": mean.value["hypernetwork"]}
+        mean = federation.mean(
+            self.share, {}, clients=federation.everyone,
+            weights={"hypernetwork": _trained, "trained": "uniform"},
+        ).value  # fmt: skip
+        self.hand_out(federation, mean["hypernetwork"], float(mean["trained"]))
+        return {**server, "beta": mean["hypernetwork"]}
+
+    def hand_out(self, federation: Federation, beta: Tensor, trained: float) -> None:
+        """Give the mean hypernetwork to clients that never took part.
+
+        Their own is the one that they drew at the start. `trained` is the share of the others.
+        """
+        if trained < 1:
+            federation.map(self.take_over, {"beta": beta}, clients=federation.everyone)
 
     def united_in(self, server: Server) -> bool:
         """Once the clients' hypernetworks were united."""

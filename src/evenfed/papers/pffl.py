@@ -340,8 +340,9 @@ PAPER = Paper(
         ),
     ),
     {
-        "sound": "logistic regression without the group as a feature, five full-batch steps a "
-        "round (FCFL one, in five times the rounds), 150 rounds (60 on all people), B = "
+        "sound": "logistic regression without the group as a feature, clients weighted by "
+        "size, five full-batch steps a round (FCFL one, in five times the rounds), 150 rounds "
+        "(60 on all people), B = "
         "10, mean of the last half of the rounds. COMPAS: 10 clients, Dirichlet 0.5 "
         "over sex; ACS Income: 49 states and Puerto Rico, 500 people of each, or all "
         "1.4 million. Clients, people and splits are drawn again with each seed. The "

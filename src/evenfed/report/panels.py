@@ -288,7 +288,9 @@ def bounds(record: Record) -> Section | None:
         limits = _limits(names, found)
         lines = [Line(n, rounds, [row[i] for row in losses]) for i, n in enumerate(names)]
         shown = [line for line in lines if any(y is not None for y in line.y)]
-        text = " ".join(f"{line.label} ends at {number(line.y[-1])}." for line in shown)
+        # a round of which no client with the group took part has no loss of it
+        last = {line.label: [y for y in line.y if y is not None][-1] for line in shown}
+        text = " ".join(f"{label} ends at {number(y)}." for label, y in last.items())
         heading = "Loss of every group by round, on training data"
         figures.append(Lines("group-losses", heading, text, "round", "loss", shown, limits))
         lines = [Line(n, rounds, [row[i] for row in multipliers]) for i, n in enumerate(names)]

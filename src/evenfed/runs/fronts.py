@@ -197,6 +197,12 @@ def front_summary(fronts: list[Front], united: Front | None) -> dict[str, float]
     """Mean over clients of their own fronts' measures (`local_`), and the global front's."""
     own = pd.DataFrame([front.metrics() for front in fronts])
     found = {f"local_{k}": float(v) for k, v in own.mean().items()}
+    # a client with no such model has no accuracy to count: how many do
+    found |= {
+        f"local_{k}_clients": float(own[k].notna().sum())
+        for k in map(str, own)
+        if k.startswith("accuracy_at") and not k.endswith("_constant")
+    }
     if united is not None:
         found |= {f"global_{k}": v for k, v in united.metrics().items()}
     return found
