@@ -16,7 +16,7 @@ from evenfed.runs import table as tables
 from evenfed.runs.comparison import Study
 from evenfed.runs.plan import parse_study, with_study_settings
 from evenfed.runs.study import open_study, resume_study, run_study
-from evenfed.runs.table import REFERENCE, Measurements
+from evenfed.runs.table import REFERENCE, Measurements, _tied
 
 FAST = {"rounds": 2, "engine": "vectorized"}
 
@@ -243,3 +243,9 @@ def test_a_dataset_may_have_its_own_methods_model_and_geometry(tmp_path: Path) -
         assert labels["linear"] == ["fedavg", "qffl", "local (reference)"]
     with pytest.raises(ConfigError, match=r"'qfl', which is not in the study.+'qffl'"):
         parse_study({**table, "datasets": [{"name": "linear", "methods": ["qfl"]}]})
+
+
+def test_a_difference_without_spread_is_no_clear_one() -> None:
+    """Two seeds on few test examples: both differ by just one example."""
+    assert _tied({0: 0.9, 1: 0.8}, {0: 0.8, 1: 0.7}, 0.95)
+    assert not _tied({0: 0.9, 1: 0.801}, {0: 0.8, 1: 0.7}, 0.95)

@@ -225,9 +225,13 @@ def _marks(metric: str, runs: Sequence[Measurements], level: float) -> dict[str,
 
 
 def _tied(a: Mapping[int, float], b: Mapping[int, float], level: float) -> bool:
-    """Whether the interval of the difference over the same seeds contains 0."""
+    """Whether the interval of the difference over the same seeds contains 0.
+
+    Differences that are equal by chance, as shares of a few test examples often are, have no
+    spread from which an interval could follow.
+    """
     summary = difference(a, b, level)
-    return summary is not None and summary.low <= 0 <= summary.high
+    return summary is not None and (summary.std < 1e-9 or summary.low <= 0 <= summary.high)
 
 
 def difference(
