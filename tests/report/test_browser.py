@@ -169,9 +169,37 @@ def test_a_choice_within_a_limit_uses_validation_data(desk: Opened, page_file: P
     chosen = front.choose(max_disparity=limit + 1e-6)
     at = int(page.locator("[data-control=preference]").input_value())
     assert at == round(100 * chosen)
-    page.locator("[data-control=limit]").fill("-1")
+    smallest = front.points[:, 1].min()
+    assert smallest > 1e-4
+    page.locator("[data-control=limit]").fill(f"{smallest / 2:.6f}")
     page.locator("[data-control=choose]").click()
     assert "No model has a disparity" in page.locator(".told").inner_text()
+    for wrong in ("-1", "", "1.5"):
+        page.locator("[data-control=limit]").fill("0.5")
+        page.locator("[data-control=choose]").click()
+        assert "lowest validation error" in page.locator(".told").inner_text()
+        page.locator("[data-control=limit]").fill(wrong)
+        page.locator("[data-control=choose]").click()
+        assert "a number from 0 to 1" in page.locator(".told").inner_text()
+
+
+def test_a_group_that_a_choice_does_not_see_is_named(
+    browser: Any, page_file: Path, tmp_path: Path
+) -> None:
+    text = page_file.read_text(encoding="utf-8")
+    before, start, rest = text.partition('<script type="application/json">')
+    data, end, after = rest.partition("</script>")
+    explorer = json.loads(data)
+    explorer["entries"][0]["parts"][""]["val"]["examples"][1] = 0
+    changed = tmp_path / "changed.html"
+    changed.write_text(before + start + json.dumps(explorer) + end + after, encoding="utf-8")
+    opened = Opened(browser, changed)
+    opened.page.locator("[data-control=limit]").fill("1")
+    opened.page.locator("[data-control=choose]").click()
+    told = opened.page.locator(".told").inner_text()
+    assert f"Group {explorer['groups'][1]} has no validation examples" in told
+    opened.context.close()
+    assert opened.complaints == []
 
 
 def test_the_slider_works_with_the_keyboard(desk: Opened) -> None:
@@ -237,6 +265,11 @@ def test_text_and_marks_stand_out_in_light_and_dark(
     assert _contrast(paper, opened.page.evaluate(f"{style}.color")) > 7
     note = opened.page.evaluate("getComputedStyle(document.querySelector('.notes')).color")
     assert _contrast(paper, note) > 4.5
+    muted = opened.page.evaluate(
+        "() => { const d = document.createElement('i'); d.className = 'muted';"
+        " document.body.append(d); return getComputedStyle(d).color; }"
+    )
+    assert _contrast(paper, muted) > 4.5
     # the colours of series are variables: draw each and ask what it became
     for i in range(7):
         color = opened.page.evaluate(

@@ -145,3 +145,11 @@ def test_ticks_are_round_and_inside(low: float, span: float) -> None:
 def test_an_axis_of_one_value_has_a_width() -> None:
     low, high = nice([0.5, 0.5])
     assert low < 0.5 < high
+
+
+def test_ticks_of_rounds_are_whole_numbers() -> None:
+    assert 0.5 in Scale(0, 3, 0, 100).ticks(7)
+    assert Scale(0, 3, 0, 100).ticks(7, whole=True) == [0, 1, 2, 3]
+    figure = Lines("f", "t", "", "round", "loss", [Line("a", [0, 2, 3], [7.2, 7.5, 7.8])])
+    assert ">2<" in draw(figure)
+    assert ">0.5<" not in draw(figure)

@@ -11,7 +11,8 @@ import pytest
 
 import evenfed as ef
 from evenfed.report.answers.chapter import Chapter, directory
-from evenfed.report.answers.fronts import best, fronts, points
+from evenfed.report.answers.fronts import best, fronts, lowest, points
+from evenfed.report.answers.good import good
 from evenfed.runs.config import parse
 from evenfed.runs.folder import FRONT
 from evenfed.runs.record import Record
@@ -96,6 +97,57 @@ def test_the_folder_is_named_without_its_place_on_this_machine(tmp_path: Path) -
     assert directory(tmp_path / "a" / "run") == "run"
     assert directory(tmp_path / "s" / "runs" / "m-0") == "s/runs/m-0"
     assert directory(None) == "DIR"
+
+
+def test_a_run_of_a_study_is_named_from_where_the_study_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "s" / "runs" / "m-0"
+    run.mkdir(parents=True)
+    (tmp_path / "runs" / "s" / "study.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert Path(directory(tmp_path / "runs" / "s")).is_dir()
+    assert Path(directory(run)).samefile(run)
+
+
+def _part(errors: list[int], disparity: list[float], examples: list[int]) -> dict[str, object]:
+    return {"errors": [[e, 0] for e in errors], "disparity": disparity, "examples": examples}
+
+
+def test_ties_are_broken_as_by_choose_and_one_model_is_named_once(result: Result) -> None:
+    assert result.folder is not None
+    record = Record.read(result.folder)
+
+    def said(val: dict[str, object]) -> list[str]:
+        test = _part([4, 5, 6], [0.4, 0.5, 0.6], [10, 0])
+        front = {"preferences": [0.0, 0.5, 1.0], "groups": ["a", "b"], "clients": {},
+                 "global": {"val": val, "test": test}}  # fmt: skip
+        section = fronts(Chapter("loans", [replace(record, front=front)]))
+        assert section is not None
+        return list(section.sentences)
+
+    # errors tie between 0 and 0.5: the fairer preference is named, though 0 has less disparity
+    first, *more = said(_part([1, 1, 3], [0.2, 0.3, 0.1], [5, 5]))
+    assert "preference 0.5 is the most accurate, that at 1 the fairest" in first
+    assert "error 0.500 and disparity 0.500, and 0.600 and 0.600" in first
+    assert more == []
+    first, blind = said(_part([1, 1, 3], [0.2, 0.2, 0.3], [10, 0]))
+    assert "preference 0.5 is both the most accurate and the fairest" in first
+    assert "group b has no validation examples: this choice does not see it" in blind
+
+
+def test_the_sentence_names_what_choose_gives(result: Result) -> None:
+    front = result.front("val", models=101)
+    assert front.preferences[lowest(front.points, 0)] == front.choose(max_disparity=1.0)
+    assert front.preferences[lowest(front.points, 1)] == front.choose(max_error=1.0)
+
+
+def test_the_figures_say_of_which_models_they_are(result: Result) -> None:
+    assert result.folder is not None
+    section = good(Chapter("loans", [Record.read(result.folder)]))
+    assert section.sentences[-1] == (
+        "These figures are of each client's own model at preference 0.5."
+    )
 
 
 def test_a_default_folder_below_runs_is_named_from_where_the_command_was_given(

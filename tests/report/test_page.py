@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from evenfed.core.errors import ConfigError, RunFolderError
 from evenfed.metrics.proportion import wilson
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.page import opened, page_of, render, sections, write_page
-from evenfed.runs.config import parse
+from evenfed.report.sections import Section
+from evenfed.runs.config import DataConfig, parse
 from evenfed.runs.folder import CELLS, CLIENTS, RESULT
 from evenfed.runs.record import Record
 from evenfed.runs.train import run_config
@@ -299,3 +301,48 @@ def test_sections_of_an_unfinished_run_come_from_its_history(run: Path, tmp_path
     found = sections(Chapter("loans", [Record.read(tmp_path)]))
     assert [section.key for section in found][:1] == ["converged"]
     assert found[0].figures[0].lines[0].x == [1, 2]
+
+
+def _few(run: Path, group: str) -> Record:
+    """The run as if a group had three test examples and nobody were tested less often right."""
+    record = Record.read(run)
+    measured = json.loads(json.dumps(record.measured))
+    measured["groups"][group] |= {"examples": 3.0, "accuracy": 0.0, "selection_rate": 0.0}
+    return replace(record, measured=measured)
+
+
+def test_sentences_say_on_how_few_examples_they_rest(run: Path) -> None:
+    said = _section(_few(run, "black"), "groups").sentences
+    assert "0 % of black (3 test examples, interval" in said[0]
+    assert "of white (interval" in said[0]
+    assert said[1].endswith("(rests on black, 3 test examples).")
+    assert said[2] == "It is least often right for black: in 0 % of cases (3 test examples)."
+    assert "test examples" not in " ".join(_section(Record.read(run), "groups").sentences)
+
+
+def test_the_positive_prediction_is_named(run: Path) -> None:
+    record = Record.read(run)
+    assert record.measured is not None
+    label = record.measured["task"]["label"]
+    said = _section(record, "groups").sentences[0]
+    assert said.startswith(f"The positive prediction of {label} goes to ")
+    data = DataConfig.model_validate({**record.config.data.model_dump(), "classes": ["no", "yes"]})
+    named = replace(record, config=record.config.model_copy(update={"data": data}))
+    said = _section(named, "groups").sentences[0]
+    assert said.startswith(f"The prediction {label} = yes goes to ")
+
+
+def test_a_client_without_test_examples_is_listed(run: Path) -> None:
+    record = Record.read(run)
+    assert record.clients is not None
+    clients = record.clients.copy()
+    clients.loc["client-1", "examples"] = 0
+    clients.loc["client-1", ["accuracy", "loss"]] = float("nan")
+    section = _section(replace(record, clients=clients), "clients")
+    assert "No test examples, so nothing is known here of: client-1." in section.sentences
+    assert section.grids[0].rows[-1][1:3] == ["client-1", "no test examples"]
+    assert "No test examples" not in " ".join(_section(record, "clients").sentences)
+
+
+def _section(record: Record, key: str) -> Section:
+    return next(s for s in sections(Chapter("loans", [record])) if s.key == key)

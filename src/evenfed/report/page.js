@@ -184,7 +184,7 @@
       }
       for (const v of ticks(x0, x1, 5)) text(X(v), 239, String(+v.toFixed(4)));
       text(0, 12, "error", "start");
-      text(194, 260, "disparity");
+      text(194, 260, data.axis);
       found.forEach((layer, order) => {
         const part = layer.part[split];
         if (!part) return;
@@ -256,21 +256,29 @@
     take.addEventListener("click", () => {
       const [first] = layers(), part = first && first.part.val;
       if (!part) { told.textContent = "There are no validation examples here, so nothing can be chosen."; return; }
+      const most = Number(limit.value);
+      if (limit.value.trim() === "" || !(most >= 0 && most <= 1)) {
+        told.textContent = "Give the largest disparity as a number from 0 to 1.";
+        return;
+      }
+      const blind = data.groups.filter((_, g) => !part.examples[g])
+        .map((group) => ` Group ${group} has no validation examples: this choice does not see it.`).join("");
       let best = -1;
       part.errors.forEach((_, i) => {
         const p = pointOf(part, i);
-        if (p.x !== null && p.x <= Number(limit.value) && (best < 0 || p.y <= pointOf(part, best).y)) best = i;
+        if (p.x !== null && p.x <= most && (best < 0 || p.y <= pointOf(part, best).y)) best = i;
       });
       if (best < 0) {
-        const lowest = Math.min(...part.disparity.filter((d) => d !== null));
-        told.textContent = `No model has a disparity of at most ${limit.value} on validation data; the lowest is ${shown(lowest)}.`;
+        const known = part.disparity.filter((d) => d !== null);
+        told.textContent = `No model has a disparity of at most ${limit.value} on validation data; the lowest is ${known.length ? shown(Math.min(...known)) : "undefined"}.${blind}`;
         return;
       }
       range.value = best;
-      told.textContent = `Preference ${data.preferences[best]} has the lowest validation error within ${limit.value}.`;
+      told.textContent = `Preference ${data.preferences[best]} has the lowest validation error within ${limit.value}.${blind}`;
       update();
     });
     range.addEventListener("input", () => { told.textContent = ""; update(); });
+    for (const node of [method, seed, whose]) node.addEventListener("change", () => { told.textContent = ""; });
     for (const node of [over, whose, hide]) node.addEventListener("change", update);
     for (const node of [method, seed]) node.addEventListener("change", () => { refill(); update(); });
     method.addEventListener("change", () => { if (!seedsOf(method.value).map(String).includes(seed.value)) seed.value = seedsOf(method.value)[0]; refill(); update(); });

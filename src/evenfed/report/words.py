@@ -30,11 +30,18 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def between(span: tuple[float | None, float | None] | None) -> str:
-    """The interval of a share, in brackets, or nothing."""
-    if span is None or span[0] is None or span[1] is None:
-        return ""
-    return f" (interval {100 * span[0]:.0f} to {100 * span[1]:.0f})"
+def between(span: tuple[float | None, float | None] | None, examples: float = math.inf) -> str:
+    """The interval of a share, in brackets, with the examples where they are few; or nothing.
+
+    Examples
+    --------
+    >>> between((0.1, 0.25)), between((0.0, 0.56), 3), between(None)
+    (' (interval 10 to 25)', ' (3 test examples, interval 0 to 56)', '')
+    """
+    words = [count(examples, "test example")] if examples < FEW else []
+    if span is not None and span[0] is not None and span[1] is not None:
+        words.append(f"interval {100 * span[0]:.0f} to {100 * span[1]:.0f}")
+    return f" ({', '.join(words)})" if words else ""
 
 
 def count(n: float, one: str, many: str = "") -> str:

@@ -11,7 +11,7 @@ from evenfed.metrics.proportion import wilson
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import BarRow, Bars, Dot, DotRow, Dots, Figure
 from evenfed.report.sections import Grid, Section
-from evenfed.report.words import FEW, FEW_NOTE, between, count, number, percent
+from evenfed.report.words import FEW, FEW_NOTE, between, count, listed, number, percent
 from evenfed.runs.record import Record
 
 NAMED = 5
@@ -27,7 +27,7 @@ def clients(chapter: Chapter) -> Section:
     dots = _distribution(chapter, value)
     if dots is not None:
         figures.append(dots)
-    said, notes = _said(chapter, value), []
+    said, notes = _said(chapter, value) + _untested(chapter), []
     bars, why = _excess(chapter)
     if bars is not None:
         figures.append(bars)
@@ -45,6 +45,20 @@ def _frame(record: Record, value: str) -> pd.DataFrame:
     assert record.clients is not None
     found = record.clients[record.clients[value].map(math.isfinite)]
     return found.sort_values([value], ascending=value != "loss", kind="stable")
+
+
+def _empty(record: Record) -> list[str]:
+    """Names of the clients without test examples."""
+    assert record.clients is not None
+    return [str(name) for name, n in record.clients["examples"].items() if n == 0]
+
+
+def _untested(chapter: Chapter) -> list[str]:
+    names = list(dict.fromkeys(name for record in chapter.done for name in _empty(record)))
+    if not names:
+        return []
+    more = [count(len(names) - NAMED, "more client", "more clients")] if names[NAMED:] else []
+    return [f"No test examples, so nothing is known here of: {listed(names[:NAMED] + more)}."]
 
 
 def _distribution(chapter: Chapter, value: str) -> Dots | None:
@@ -93,10 +107,11 @@ def _said(chapter: Chapter, value: str) -> list[str]:
     span = wilson(float(worst["accuracy"]) * n, n)
     said = [
         f"The worst client, {frame.index[0]}, is right in {percent(worst['accuracy'])} of cases"
-        f"{between(span)}, the best, {frame.index[-1]}, in {percent(best['accuracy'])}."
+        f"{between(span, n)}, the best, {frame.index[-1]}, in {percent(best['accuracy'])}"
+        f"{between(None, float(best['examples']))}."
     ]
     if n < FEW:
-        said.append(f"The worst has only {count(n, 'test example')}, too few to judge it.")
+        said.append("That is too few to judge the worst.")
     spread = record.measured["metrics"]["client_accuracy_std"] if record.measured else None
     if spread is not None:
         said.append(f"The standard deviation over {count(len(frame), 'client')} is {spread:.3f}.")
@@ -133,6 +148,10 @@ def _worst(chapter: Chapter, value: str) -> Grid:
                 rows.append([chapter.label(method), *seed, str(name), number(row[value]), words,
                              f"{n:g}"])  # fmt: skip
                 marks.append(["", *[""] * (len(rows[-1]) - 4), *["muted" if n < FEW else ""] * 3])
+            if chapter.single:
+                for name in _empty(record)[:NAMED]:
+                    rows.append([chapter.label(method), name, "no test examples", "", "0"])
+                    marks.append(["", "", *["muted"] * 3])
     seed = ["seed"] if several else []
     head = ["method", *seed, "client", value, "95 % interval", "test examples"]
     caption = "Clients that are served worst"

@@ -7,7 +7,7 @@ is decided on validation data alone, also where test data are drawn.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from evenfed.runs.record import Record
 
 DISPARITY = {
     "demographic_parity_to_overall": (
-        "disparity", "largest distance of a group's selection rate from the overall rate"
+        "disparity: selection rate, group to overall",
+        "largest distance of a group's selection rate from the overall rate"
     ),
 }  # fmt: skip
 
@@ -35,6 +36,7 @@ def fronts(chapter: Chapter) -> Section | None:
     explorer = {
         "preferences": found[0].front["preferences"] if found[0].front else [],
         "groups": found[0].front["groups"] if found[0].front else [],
+        "axis": DISPARITY["demographic_parity_to_overall"][0],
         "measure": DISPARITY["demographic_parity_to_overall"][1],
         "entries": kept,
     }
@@ -136,7 +138,28 @@ def _scatter(chapter: Chapter, records: list[Record]) -> Scatter | None:
     constant = chapter.first["metrics"].get("constant_accuracy")
     marks = [] if constant is None else [("constant predictor", 0.0, 1.0 - constant)]
     title = f"Error against disparity on test data, seed {records[0].seed}"
-    return Scatter("front", title, text, "disparity", "error", clouds, marks, joined=False)
+    axis = DISPARITY["demographic_parity_to_overall"][0]
+    return Scatter("front", title, text, axis, "error", clouds, marks, joined=False)
+
+
+def lowest(found: np.ndarray[Any, np.dtype[np.float64]], column: int) -> int:
+    """The point with the lowest error (0) or disparity (1), as `Front.choose` without a limit.
+
+    Of equal ones it is the fairest preference, the last.
+
+    Examples
+    --------
+    >>> lowest(np.array([[0.1, 0.3], [0.1, 0.4], [0.2, 0.1]]), 0)
+    1
+    """
+    defined = np.flatnonzero(~np.isnan(found).any(1))
+    values = found[defined, column]
+    return int(defined[np.flatnonzero(values == values.min())[-1]])
+
+
+def unseen(names: Sequence[str], part: Mapping[str, Any]) -> list[str]:
+    """Groups without an example in a part."""
+    return [name for name, n in zip(names, part["examples"], strict=True) if not n]
 
 
 def _said(chapter: Chapter, records: list[Record]) -> list[str]:
@@ -147,16 +170,27 @@ def _said(chapter: Chapter, records: list[Record]) -> list[str]:
         part = record.front["global"]
         if part is None or part["val"] is None or part["test"] is None:
             continue
-        found, good = points(part["val"]), np.flatnonzero(best(part["val"]))
-        if not len(good):
+        found = points(part["val"])
+        if np.isnan(found).any(1).all():
             continue
-        tested = points(part["test"])
-        accurate, fair = good[found[good, 0].argmin()], good[found[good, 1].argmin()]
+        tested, names = points(part["test"]), record.front["preferences"]
+        accurate, fair = lowest(found, 0), lowest(found, 1)
         seed = "" if chapter.single else f" (seed {record.seed})"
-        said.append(
-            f"{method}{seed}: of the models that no other beats on validation data, the most "
-            f"accurate has error {number(tested[accurate, 0])} and disparity "
-            f"{number(tested[accurate, 1])} on test data, the fairest {number(tested[fair, 0])} "
-            f"and {number(tested[fair, 1])}."
-        )
+        start = f"{method}{seed}: on validation data the global model at preference"
+        first = f"error {number(tested[accurate, 0])} and disparity {number(tested[accurate, 1])}"
+        if accurate == fair:
+            said.append(
+                f"{start} {names[fair]:g} is both the most accurate and the fairest; on test data "
+                f"it has {first}."
+            )
+        else:
+            said.append(
+                f"{start} {names[accurate]:g} is the most accurate, that at {names[fair]:g} the "
+                f"fairest; on test data they have {first}, and {number(tested[fair, 0])} and "
+                f"{number(tested[fair, 1])}."
+            )
+        said += [
+            f"{method}{seed}: group {name} has no validation examples: this choice does not see it."
+            for name in unseen(record.front["groups"], part["val"])
+        ]
     return said or ["Each client has its own models; choose a client below."]

@@ -15,10 +15,27 @@ from evenfed.runs.table import Section as Table
 
 def good(chapter: Chapter) -> Section:
     """Summary metrics: of one run by metric, of a study by method."""
+    which = _which(chapter)
     if chapter.table is None:
-        return Section("good", "Is it good?", _said(chapter), grids=[_metrics(chapter.first)])
-    grid = _comparison(chapter.table)
-    return Section("good", "Is it good?", _compared(chapter), grids=[grid], notes=[chapter.legend])
+        grids = [_metrics(chapter.first)]
+        return Section("good", "Is it good?", [*_said(chapter), *which], grids=grids)
+    grid, notes = _comparison(chapter.table), [chapter.legend, *which]
+    return Section("good", "Is it good?", _compared(chapter), grids=[grid], notes=notes)
+
+
+def _which(chapter: Chapter) -> list[str]:
+    """Which models the figures are of, where a method has one for every preference."""
+    said = []
+    for method, own in chapter.by_method():
+        options = own[0].config.method.completed().options
+        if own[0].front is None or "preference" not in options:
+            continue
+        whose = (
+            "the global model" if options.get("deploy") == "global" else "each client's own model"
+        )
+        who = "These figures are" if chapter.single else f"The figures of {method} are"
+        said.append(f"{who} of {whose} at preference {options['preference']:g}.")
+    return said
 
 
 def _said(chapter: Chapter) -> list[str]:

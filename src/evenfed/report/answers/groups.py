@@ -129,20 +129,58 @@ def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
                  for g in run["task"]["groups"]]  # fmt: skip
         spans = [s for s in spans if math.isfinite(s.value)]
         said.append(
-            "The positive prediction goes to "
-            + listed(f"{percent(s.value)} of {s.part}{between((s.low, s.high))}" for s in spans)
+            f"{_positive(chapter)} goes to "
+            + listed(
+                f"{percent(s.value)} of {s.part}"
+                f"{between((s.low, s.high), run['groups'][s.part]['examples'])}"
+                for s in spans
+            )
             + "."
         )
     gap = run["metrics"].get("demographic_parity_difference")
     if gap is not None and names:
         low, high = run["intervals"].get("demographic_parity_difference", (None, None))
         span = "" if low is None else f" (interval {100 * low:.0f} to {100 * high:.0f})"
-        said.append(f"The largest difference between two groups is {100 * gap:.0f} points{span}.")
+        said.append(f"The largest difference between two groups is {100 * gap:.0f} points{span}"
+                    f"{_resting(chapter.done[:1], 'demographic_parity_difference')}.")  # fmt: skip
     worst = [(v["accuracy"], g) for g, v in run["groups"].items() if v.get("accuracy") is not None]
     if worst:
         value, group = min(worst)
-        said.append(f"It is least often right for {group}: in {percent(value)} of cases.")
+        few = between(None, run["groups"][group]["examples"])
+        said.append(f"It is least often right for {group}: in {percent(value)} of cases{few}.")
     return said
+
+
+def _positive(chapter: Chapter) -> str:
+    """The positive prediction, by the name of its class where the settings of the data tell it."""
+    label = chapter.first["task"]["label"]
+    names = chapter.done[0].config.data.options.get("classes")
+    if isinstance(names, list | tuple) and len(names) == 2:
+        return f"The prediction {label} = {names[1]}"
+    return f"The positive prediction of {label}"
+
+
+_RESTS = {
+    "demographic_parity_difference": ("selection_rate", (min, max)),
+    "accuracy_group_min": ("accuracy", (min,)),
+    "loss_group_max": ("loss", (max,)),
+}
+"""Of what a metric over groups is made: the groups at these ends of a value."""
+
+
+def _resting(records: Sequence[Record], metric: str) -> str:
+    """The groups with few examples that a metric rests on, in any of the runs; or nothing."""
+    key, ends = _RESTS[metric]
+    few: dict[str, float] = {}
+    for record in records:
+        table = record.measured["groups"] if record.measured else {}
+        values = {g: v[key] for g, v in table.items() if v.get(key) is not None}
+        for end in ends if values else ():
+            group = end(values, key=lambda g: values[g])
+            if table[group]["examples"] < FEW:
+                few[group] = min(table[group]["examples"], few.get(group, math.inf))
+    named = listed(f"{group}, {count(n, 'test example')}" for group, n in few.items())
+    return f" (rests on {named})" if few else ""
 
 
 def _compared(chapter: Chapter) -> list[str]:
@@ -158,7 +196,10 @@ def _compared(chapter: Chapter) -> list[str]:
             higher = metric == "accuracy_group_min"
             top = (max if higher else min)(means, key=lambda m: means[m])
             word = "highest" if higher else "smallest"
-            said.append(f"{top} has the {word} {what}: {number(means[top])}, mean over seeds.")
+            said.append(
+                f"{top} has the {word} {what}: {number(means[top])}, mean over seeds"
+                f"{_resting(chapter.of(top), metric)}."
+            )
     return said
 
 

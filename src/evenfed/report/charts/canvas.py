@@ -55,8 +55,8 @@ class Scale:
         share = (v - a) / ((b - a) or 1.0)
         return round(self.start + (self.end - self.start) * share, 1)
 
-    def ticks(self, wanted: int = 5) -> list[float]:
-        """Round values between the ends."""
+    def ticks(self, wanted: int = 5, *, whole: bool = False) -> list[float]:
+        """Round values between the ends; whole numbers where asked for."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             tens = [10.0**k for k in range(first, last + 1)]
@@ -64,6 +64,8 @@ class Scale:
         span = (self.high - self.low) or 1.0
         power = 10.0 ** math.floor(math.log10(span / wanted))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power * wanted >= span * 0.999)
+        if whole:
+            step = max(1.0, float(math.ceil(step - 1e-9)))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [round(k * step, 12) for k in range(first, last + 1)]

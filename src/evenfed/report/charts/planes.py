@@ -23,7 +23,7 @@ def _frame(canvas: Canvas, x: Scale, y: Scale, words: tuple[str, str]) -> None:
         canvas.text(
             x.start - 6, y(value) + 4, number(value), anchor="end", size=11, fill=theme.soft
         )
-    for value in x.ticks(4 if is_narrow(canvas.width) else 7):
+    for value in x.ticks(4 if is_narrow(canvas.width) else 7, whole=words[0] == "round"):
         canvas.text(
             x(value), y.start + 17, number(value), anchor="middle", size=11, fill=theme.soft
         )
