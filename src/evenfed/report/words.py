@@ -96,4 +96,5 @@ def seconds(s: float) -> str:
     minutes, rest = divmod(round(s), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    hours, minutes = divmod(round(s / 60), 60)
+    return f"{hours} h {minutes} min"
