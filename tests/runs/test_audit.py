@@ -349,6 +349,13 @@ def test_a_limit_that_cannot_be_checked_is_no_pass(folder: Path) -> None:
         (["--dataset", "loans"], "an audit needs rows: give silo files, or the name"),
         (["--disparity", "parity"], "--disparity 'parity' is unknown here"),
         (["--set", "clients=3"], "--set is about a dataset"),
+        (["--label", "sex"], "column 'sex' is named twice"),
+        (["--sensitive", "sex,sex"], "column 'sex' is named twice"),
+        (["--max-disparity", "nan"], "--max-disparity is nan; it must be a number of at least 0"),
+        (["--max-disparity", "1.5"], "--max-disparity is 1.5; a difference of rates is at most 1"),
+        (["--max-group-loss", "-1"], "--max-group-loss is -1; it must be a number of at least 0"),
+        (["--min-worst-client", "-1"], "--min-worst-client is -1; it must be a number"),
+        (["--min-worst-client", "90"], "--min-worst-client is 90; an accuracy is at most 1"),
         (["--architecture", "mlp"], "--architecture has no meaning for 'model.skops'"),
     ],
 )

@@ -52,8 +52,22 @@ class Wanted:
     max_group_loss: float | None = None
     min_worst_client: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_disparity", "max_group_loss", "min_worst_client"):
+            bound, option = getattr(self, name), "--" + name.replace("_", "-")
+            if bound is not None and not (math.isfinite(bound) and bound >= 0):
+                raise ConfigError(f"{option} is {bound:g}; it must be a number of at least 0")
+        if self.min_worst_client is not None and self.min_worst_client > 1:
+            raise ConfigError(
+                f"--min-worst-client is {self.min_worst_client:g}; an accuracy is at most 1"
+            )
+
     def metric(self, regression: bool) -> str:
-        """Name of the disparity among the metrics."""
+        """Name of the disparity among the metrics; refuses a limit that means nothing for it."""
+        if not regression and self.max_disparity is not None and self.max_disparity > 1:
+            raise ConfigError(
+                f"--max-disparity is {self.max_disparity:g}; a difference of rates is at most 1"
+            )
         known = _NUMBERS if regression else _CLASSES
         chosen = self.disparity or known[0]
         if chosen not in known:

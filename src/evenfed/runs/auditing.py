@@ -76,6 +76,11 @@ def audit_model(
     how = How(architecture, words(features), words(classes), kind, tuple(trust))
     wanted = Wanted(disparity, max_disparity, max_group_loss, min_worst_client)
     path = Path(model)
+    columns = [*([] if label is None else [label]), *words(sensitive)]
+    if twice := [name for i, name in enumerate(columns) if name in columns[:i]]:
+        raise ConfigError(
+            f"column '{twice[0]}' is named twice: --label and --sensitive take different columns"
+        )
     if (silos is None) == (dataset is None):
         raise ConfigError("an audit needs rows: give silo files, or the name of a dataset")
     if silos is not None:
