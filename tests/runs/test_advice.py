@@ -82,6 +82,10 @@ def test_every_suggestion_holds_a_figure_and_the_text_shows_them() -> None:
     assert all(s.text in found.text() for s in found.statements)
 
 
+def test_data_may_be_named() -> None:
+    assert advise("linear", seed=1).table() == advise(ef.load("linear", seed=1), seed=1).table()
+
+
 def test_regression_is_advised_on_too() -> None:
     found = advise(ef.load("linear"))
     assert "range_over_spread" in figures(found, "label")

@@ -15,6 +15,7 @@ import numpy as np
 
 from evenfed.core.errors import EvenfedError, NotApplicableError
 from evenfed.data.dataset import FederatedDataset
+from evenfed.data.registry import load
 from evenfed.data.shift import Floats, Sums, association, mean_differences, sums
 from evenfed.methods.registry import build, methods
 from evenfed.runs.result import Result
@@ -95,20 +96,18 @@ class Advice:
         return "\n".join(lines)
 
 
-def advise(data: FederatedDataset, *, seed: int = 0) -> Advice:
+def advise(data: str | FederatedDataset, *, seed: int = 0) -> Advice:
     """Look at data and say which methods fit, which cannot, and why.
 
     Parameters
     ----------
-    data : FederatedDataset
-        What `ef.load` or `ef.load_silos` returned.
+    data : str or FederatedDataset
+        A name, or what `ef.load` or `ef.load_silos` returned.
     seed : int
         Of the quick runs.
-
-    Returns
-    -------
-    Advice
     """
+    if isinstance(data, str):
+        data = load(data, seed=seed)
     found = sums(data)
     statements = [*_sizes(found), *_labels(data, found), *_groups(data, found)]
     statements += _features(data, found)
