@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import evenfed as ef
-from evenfed.core.errors import NotApplicableError
+from evenfed.core.errors import ConfigError, NotApplicableError
 
 # few rounds at a high rate, so that a hundred fits are quick; the defaults pass as well
 QUICK = (
@@ -182,3 +182,8 @@ def test_clone_and_parameters(sites: dict[str, Any]) -> None:
     assert other.result_.method.mu == 0.5
     again = fit(ef.FederatedClassifier(ef.FedProx(mu=0.5), rounds=1), sites)
     assert np.array_equal(other.predict_proba(sites["X"]), again.predict_proba(sites["X"]))
+
+
+def test_a_number_of_rounds_that_cannot_be_is_an_error_of_ours(sites: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="'rounds'"):
+        fit(ef.FederatedClassifier("fedavg", rounds=0), sites)

@@ -117,13 +117,13 @@ def run(
 
     Example: evenfed run --method fedprox --dataset loans --rounds 20 --set mu=0.1
 
-    Example: evenfed run --silos 'hospital_*.csv' --label died --sensitive sex --method pffl
+    Example: evenfed run --silos 'hospital_*.csv' --label died --favourable 0 --sensitive sex
     """
     from evenfed.runs.config import parse, read, with_settings
     from evenfed.runs.train import run_config
 
     table = {} if config is None else read(config)
-    table = cli_silos.with_data(table, silos, dataset, quiet, "data")
+    table, record = cli_silos.with_data(table, silos, dataset, quiet, "data")
     given = {
         "method.name": method, "data.name": dataset, "data.clients": clients,
         "data.partition": partition, "rounds": rounds, "seed": seed, "engine.engine": engine,
@@ -135,9 +135,11 @@ def run(
     )
     path = out or Path("runs", f"{parsed.data.name}-{parsed.method.name}-{parsed.seed}")
     with observed(parsed.rounds, 1, quiet, out) as observer:
+        record.after_a_round(observer)
         carry_out = cli_flower.run_here if parsed.built_engine().engine == "flower" else run_config
         result: Result | LocalResult = carry_out(parsed, path, observer, counted=out is None)
-    _print_run(result, as_json, quiet)
+    assert result.folder is not None
+    _print_run(result.folder, as_json, quiet)
 
 
 @app.command()
@@ -188,7 +190,7 @@ def study(
     table = {} if config is None else read(config)
     if methods is not None:
         table["methods"] = methods
-    table = cli_silos.with_data(table, silos, datasets, quiet, "datasets")
+    table, record = cli_silos.with_data(table, silos, datasets, quiet, "datasets")
     if datasets is not None:
         table["datasets"] = datasets
     if not references:
@@ -209,6 +211,7 @@ def study(
     path = out or Path("runs", "study-" + "-".join(dict.fromkeys(d.name for d in parsed.datasets)))
     plans = parsed.planned()
     with observed(max(p.config.rounds for p in plans), len(plans), quiet, out) as observer:
+        record.after_a_round(observer)
         result = run_study(parsed, path, observer, counted=out is None)
     _print_study(result, format, as_json, quiet)
 
@@ -232,14 +235,13 @@ def resume(folder: Folder, as_json: Json = False, quiet: Quiet = False) -> None:
         return
     RunFolder.open(folder)
     config = parse(read(folder / CONFIG), str(folder / CONFIG))
-    with observed(config.rounds, 1, quiet, folder) as observer:
-        on_flower = config.built_engine().engine == "flower" and not RunFolder(folder).finished
-        done: Result | LocalResult = (
-            cli_flower.run_here(config, folder, observer, resumed=True)
-            if on_flower
-            else resume_run(folder, observer)
-        )
-    _print_run(done, as_json, quiet)
+    if not RunFolder(folder).finished:
+        with observed(config.rounds, 1, quiet, folder) as observer:
+            if config.built_engine().engine == "flower":
+                cli_flower.run_here(config, folder, observer, resumed=True)
+            else:
+                resume_run(folder, observer)
+    _print_run(folder, as_json, quiet)
 
 
 @app.command()
@@ -322,18 +324,20 @@ def _print(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     _json(value) if as_json else show(value)
 
 
-def _print_run(result: Result | LocalResult, as_json: bool, quiet: bool) -> None:
+def _print_run(folder: Path, as_json: bool, quiet: bool) -> None:
+    """Print what the folder of a finished run holds; nothing is measured again."""
     from evenfed.report.page import write_page
+    from evenfed.runs.folder import RunFolder
     from evenfed.runs.table import run_text
 
-    assert result.folder is not None
-    page = write_page(result.folder)
+    measured = RunFolder(folder).result()
+    page = write_page(folder)
     if as_json:
-        _json({**result.measured(), "folder": str(result.folder)})
+        _json({**measured, "folder": str(folder)})
         return
-    typer.echo(run_text(result.measured()))
+    typer.echo(run_text(measured))
     if not quiet:
-        typer.echo(f"\nfolder {result.folder}\npage   {page}")
+        typer.echo(f"\nfolder {folder}\npage   {page}")
 
 
 def _print_study(result: Study, format: str, as_json: bool, quiet: bool) -> None:

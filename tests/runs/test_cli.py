@@ -112,6 +112,7 @@ def test_options_win_over_the_file_and_set_over_options() -> None:
         ([*RUN, "--set", "muu=1"], "has no option 'muu'"),
         ([*RUN, "--set", "data.client=1"], "has no option 'client'"),
         ([*RUN, "--set", "lr=1e38"], "not finite"),
+        (["run", "--dataset", "loans", "--set", "data.test=0"], "no client has test examples"),
         ([*RUN, "--device", "abacus"], "device 'abacus' is unknown"),
         (["resume", "nowhere"], "not a run folder"),
         (["report", "nowhere"], "there is no folder"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -345,6 +346,7 @@ def test_a_run_leaves_its_model_and_export_needs_no_data(
         assert f"| {row['true_positive_rate']:.3f} (" in text
     assert "| seed | 0 |" in text
     assert f"evenfed run {folder.name}/config.toml" in text
+    assert f"in the folder that holds `{folder.name}`" in text
 
 
 def invoke(*arguments: str) -> Any:
@@ -365,12 +367,27 @@ def test_the_command_writes_model_and_card_and_says_where(run: Callable[[str], P
     assert "client-2 |" not in text, "the figures are those of this client's model alone"
 
 
+def test_two_formats_have_two_cards_with_a_command_that_names_the_folder(
+    run: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "mine"
+    shutil.copytree(run("fedavg"), folder)
+    cards = [ef.export_model(folder, tmp_path / f"m.{e}").card for e in ("pt2", "safetensors")]
+    assert [card.name for card in cards] == ["m.pt2.md", "m.safetensors.md"]
+    for card, file in zip(cards, ("m.pt2", "m.safetensors"), strict=True):
+        text = card.read_text()
+        assert f"| file | `{file}` |" in text
+        command = "`evenfed run runs/mine/config.toml --out NEW`, in the folder that holds `runs`"
+        assert command in text
+        assert "`evenfed export runs/mine --format" in text
+
+
 def test_a_preference_of_a_run_is_measured_anew(run: Callable[[str], Path]) -> None:
     folder = run("praffl")
     result = ef.resume(folder).using(preference=0.9, deploy="global")
     done = invoke(str(folder), "--preference", "0.9")
     assert done.exit_code == 0, done.stderr
-    text = (folder / "model-p0.9.md").read_text()
+    text = (folder / "model-p0.9.safetensors.md").read_text()
     assert f"| accuracy | {result.summary()['accuracy']:.3f} |" in text
     assert "| preference | 0.9 (in [0, 1]; larger is fairer) |" in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,7 @@ def test_a_changed_file_is_refused_with_all_that_is_wrong_and_no_folder_is_left(
     assert lines[1].startswith("- hospital_a.csv, column 'sex': a level that is not among the 2")
     assert lines[2].startswith("- hospital_b.csv, column 'age': there is no such column")
     assert not Path("second").exists()
+    Path("runs/silos-fedavg-0/result.json").unlink()
     assert "age" in invoke("resume", "runs/silos-fedavg-0").stderr
 
 
@@ -125,3 +127,30 @@ def test_a_study_of_loaded_silos_has_a_folder_and_splits_anew_for_each_seed(tmp_
     )
     assert not first.equals(second)
     assert json.loads(Path("study/runs/fedavg-silos-0/result.json").read_text())["seed"] == 0
+
+
+def changed(path: str, column: str, row: int, value: object) -> None:
+    frame = pd.read_csv(path)
+    frame.loc[row, column] = value
+    frame.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda: changed("hospital_b.csv", "age", 3, 99), "rows of client 'hospital_b' have"),
+        (lambda: rows(70).to_csv("hospital_a.csv", index=False), "had 60 rows and has 70"),
+        (lambda: Path("hospital_a.csv").unlink(), "client 'hospital_a' is gone"),
+        (lambda: rows(50).to_csv("hospital_c.csv", index=False), "client 'hospital_c' is new"),
+    ],
+)
+def test_an_interrupted_run_refuses_other_data(change: Callable[[], None], complaint: str) -> None:
+    """One changed file changes the scaled features of all clients; only its own is named."""
+    folder = Path(json.loads(invoke(*RUN, *NAMED, "--json").stdout)["folder"])
+    (folder / "result.json").unlink()
+    change()
+    done = invoke("resume", str(folder), "--quiet")
+    assert done.exit_code == 2, done.stdout
+    assert complaint in done.stderr
+    assert done.stderr.count("client '") == 1
+    assert not (folder / "result.json").exists()

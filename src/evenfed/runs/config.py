@@ -205,6 +205,14 @@ def parse(table: dict[str, Any], source: str = "config") -> RunConfig:
     return config
 
 
+def configured(**keys: Any) -> RunConfig:
+    """A config of values given in Python; one that cannot be is named."""
+    try:
+        return RunConfig(**keys)
+    except ValidationError as error:
+        raise ConfigError(first_problem(error, RunConfig)) from error
+
+
 def first_problem(error: ValidationError, model: type[BaseModel]) -> str:
     """The first complaint about a table, with the key that was probably meant."""
     detail = error.errors()[0]

@@ -7,18 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from evenfed.core.errors import ConfigError, RunFolderError
 from evenfed.methods.preferred import Preferred
 from evenfed.runs.artifact import ENDINGS, Artifact, Format, artifact_of, in_use
 from evenfed.runs.config import RunConfig, parse, read
-from evenfed.runs.folder import CELLS, CLIENTS, CONFIG, MODEL, RunFolder, write_atomically
+from evenfed.runs.folder import (
+    CELLS,
+    CLIENTS,
+    CONFIG,
+    MODEL,
+    RunFolder,
+    read_frame,
+    write_atomically,
+)
 from evenfed.runs.fronts import preferred
 from evenfed.runs.model_card import Facts, card, facts_of
 from evenfed.runs.predictor import load_model
 from evenfed.runs.result import Result
-from evenfed.runs.study import STUDY
+from evenfed.runs.study import STUDY, directory
 from evenfed.runs.train import resume
 
 
@@ -62,7 +68,7 @@ def export_model(
     >>> folder = Path(tempfile.mkdtemp())
     >>> made = export_model(result, folder / "m.safetensors", client="client-0")
     >>> made.card.name
-    'm.md'
+    'm.safetensors.md'
     """
     format = _format(path, format)
     if isinstance(source, Result):
@@ -78,7 +84,7 @@ def export_model(
     if not target.parent.is_dir():
         raise ConfigError(f"there is no folder '{target.parent}' to write '{target.name}' into")
     artifact.write(target, format)
-    beside = target.with_suffix(".md")
+    beside = target.with_name(f"{target.name}.md")
     words = _command(folder, origin, format)
     write_atomically(beside, card(artifact, facts, target, words).encode())
     return Exported(target, beside, format)
@@ -117,7 +123,7 @@ def _of_folder(
     if client is None and preference is None and all(file.is_file() for file in kept):
         model = load_model(kept[0])
         assert model.module is not None
-        clients, cells = (pd.read_parquet(file) for file in kept[1:])
+        clients, cells = (read_frame(file) for file in kept[1:])
         artifact = Artifact(model.description, model.module)
         return artifact, Facts(config, measured, clients, cells, path)
     _check_asked(config, client, preference)
@@ -160,7 +166,7 @@ def _default(folder: Path | None, origin: dict[str, Any], format: Format) -> Pat
 
 
 def _command(folder: Path | None, origin: dict[str, Any], format: Format) -> list[str]:
-    words = ["evenfed", "export", "DIR" if folder is None else folder.name]
+    words = ["evenfed", "export", directory(folder)]
     if origin["client"] is not None:
         words += ["--client", origin["client"]]
     if origin["preference"] is not None:

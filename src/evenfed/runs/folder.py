@@ -27,6 +27,8 @@ CLIENTS, CHECKPOINT, REPORT = "clients.parquet", "checkpoint.safetensors", "repo
 MODEL = "model.safetensors"
 """The model for all clients, where a method has one, with its preprocessing."""
 CELLS, FRONT = "cells.parquet", "front.json"
+DATA = "data.json"
+"""Rows and digests of the data that the run began with; see `data_record`."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -42,6 +44,26 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file of a run."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot read '{path}': {error}") from error
+    if not isinstance(found, dict):
+        raise RunFolderError(f"cannot read '{path}': it holds no table of values")
+    return found
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """The table in a Parquet file of a run."""
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # what pyarrow raises is one of the two
+        said = " ".join(str(error).split())
+        raise RunFolderError(f"cannot read '{path}': {said}") from error
 
 
 def made(path: Path, *, counted: bool = False) -> Path:
@@ -110,10 +132,19 @@ class RunFolder:
     def discard(self) -> None:
         """Take back a folder whose run failed before its first round; other files stay."""
         self.clear_leftovers()
-        for name in (HISTORY, CONFIG):
+        for name in (HISTORY, DATA, CONFIG):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
+
+    def save_data(self, record: dict[str, Any] | None) -> None:
+        """Save what the data of the run are."""
+        if record is not None:
+            write_atomically(self.path / DATA, json.dumps(record).encode())
+
+    def data(self) -> dict[str, Any] | None:
+        """What the data of the run were when it began; None where that was not recorded."""
+        return read_json(self.path / DATA) if (self.path / DATA).is_file() else None
 
     @property
     def finished(self) -> bool:
@@ -218,13 +249,13 @@ class RunFolder:
             raise RunFolderError(
                 f"'{self.path}' holds a run that is not finished; `evenfed resume {self.path}`"
             )
-        return json.loads((self.path / RESULT).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        return read_json(self.path / RESULT)
 
     def clear_leftovers(self) -> None:
         """Remove temporary files that a killed process left."""
         for path in self.path.iterdir():
             if re.match(
-                r"\.(config|history|result|clients|cells|front|checkpoint|states|report|model)",
+                r"\.(config|data|history|result|clients|cells|front|checkpoint|states|report|model)",
                 path.name,
             ):
                 path.unlink()

@@ -18,6 +18,7 @@ from evenfed.runs.artifact import Artifact
 from evenfed.runs.config import RunConfig
 from evenfed.runs.folder import CONFIG
 from evenfed.runs.shares import rates
+from evenfed.runs.study import directory
 from evenfed.runs.table import HEADINGS, default_metrics
 
 if TYPE_CHECKING:
@@ -270,7 +271,9 @@ def _made(artifact: Artifact, facts: Facts, command: Sequence[str]) -> str:
         ["versions", ", ".join(f"{name} {version}" for name, version in versions.items())],
     ]
     if facts.folder is not None:
-        rows.append(["run", f"`evenfed run {facts.folder.name}/{CONFIG} --out NEW`"])
+        place = directory(facts.folder)
+        again = shlex.join(["evenfed", "run", f"{place}/{CONFIG}", "--out", "NEW"])
+        rows.append(["run", f"`{again}`, in the folder that holds `{place.split('/')[0]}`"])
     rows.append(["exported by", f"`{shlex.join(command)}`"])
     return (
         "## How it was made\n\n" + _table(["", ""], rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,15 @@ import pandas as pd
 
 from evenfed.core.errors import RunFolderError
 from evenfed.runs.config import RunConfig, parse, read
-from evenfed.runs.folder import CELLS, CLIENTS, CONFIG, FRONT, RunFolder
+from evenfed.runs.folder import (
+    CELLS,
+    CLIENTS,
+    CONFIG,
+    FRONT,
+    RunFolder,
+    read_frame,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from evenfed.runs.result import Result
@@ -79,7 +86,7 @@ class Record:
             return cls(label, config, folder.history(), folder=path)
         front = path / FRONT
         return cls(
-            label, config, folder.history(), folder.result(), pd.read_parquet(path / CLIENTS),
-            pd.read_parquet(path / CELLS) if (path / CELLS).is_file() else None,
-            json.loads(front.read_text(encoding="utf-8")) if front.is_file() else None, path,
+            label, config, folder.history(), folder.result(), read_frame(path / CLIENTS),
+            read_frame(path / CELLS) if (path / CELLS).is_file() else None,
+            read_json(front) if front.is_file() else None, path,
         )  # fmt: skip

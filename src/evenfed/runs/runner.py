@@ -16,7 +16,7 @@ from torch import nn
 from evenfed.core import models
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
-from evenfed.core.errors import ConfigError, EvenfedError, QuorumError
+from evenfed.core.errors import ConfigError, EvenfedError, QuorumError, RunFolderError
 from evenfed.core.randomness import generator, numpy_generator
 from evenfed.core.task import Loss, Task, given
 from evenfed.core.tree import Tree
@@ -159,6 +159,11 @@ class Runner:
         self.next_round, self.server, states, notes = found
         if states:
             index = {name: i for i, name in enumerate(self.data.names)}
+            if gone := [name for name in states if name not in index]:
+                raise RunFolderError(
+                    f"the data of '{self.folder.path}' have no client '{gone[0]}', which the run "
+                    "began with"
+                )
             self.federation.states.kept = {index[name]: state for name, state in states.items()}
         self.history = self.folder.history(before=self.next_round)
         self.folder.rewrite_history(self.history)

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
-
 from evenfed.core.errors import (
     ConfigError,
     EvenfedError,
@@ -26,7 +24,15 @@ from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
 from evenfed.runs.comparison import Study, StudyRun
 from evenfed.runs.config import read as read_toml
-from evenfed.runs.folder import CLIENTS, REPORT, RunFolder, made, write_atomically
+from evenfed.runs.folder import (
+    CLIENTS,
+    REPORT,
+    RunFolder,
+    made,
+    read_frame,
+    read_json,
+    write_atomically,
+)
 from evenfed.runs.plan import (
     PlannedRun,
     StudyConfig,
@@ -278,9 +284,7 @@ def _carried_out(
             resume(folder.path, observer)
         else:
             run_config(plan.config, folder.path, observer, data=loaded.get(plan))
-    return StudyRun(
-        *label, folder.result(), pd.read_parquet(folder.path / CLIENTS), "", folder.path
-    )
+    return StudyRun(*label, folder.result(), read_frame(folder.path / CLIENTS), "", folder.path)
 
 
 def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
@@ -300,6 +304,19 @@ def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
     return out
 
 
+def directory(folder: Path | None) -> str:
+    """A folder as a command names it, without where it lies on this machine.
+
+    A run of a study stands below the study's folder, others often below `runs`.
+    """
+    if folder is None:
+        return "DIR"
+    parts = folder.resolve().parts
+    of_study = len(parts) > 3 and (folder.resolve().parents[1] / STUDY).is_file()
+    below_runs = len(parts) > 2 and parts[-2] == "runs"
+    return "/".join(parts[-3 if of_study else -2 if below_runs else -1 :])
+
+
 def resume_study(path: Path, observer: StudyObserver | None = None) -> Study:
     """Go on with a study: finished runs are read, unfinished ones resumed."""
     return run_study(study_config(path), path, observer)
@@ -316,13 +333,13 @@ def open_study(path: Path) -> Study:
     """Read a study without running anything; what is missing is a row that says so."""
     config = study_config(path)
     failures = path / FAILURES
-    reasons = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else {}
+    reasons = read_json(failures) if failures.exists() else {}
     runs = []
     for plan in config.planned():
         label = (plan.method, plan.dataset, plan.seed)
         folder = RunFolder(path / RUNS / plan.name)
         if folder.finished:
-            clients = pd.read_parquet(folder.path / CLIENTS)
+            clients = read_frame(folder.path / CLIENTS)
             runs.append(StudyRun(*label, folder.result(), clients, "", folder.path))
         else:
             why = reasons.get(plan.name, {"reason": "not finished", "applies": True})

@@ -21,12 +21,14 @@ from evenfed.runs.config import (
     DataConfig,
     ModelConfig,
     RunConfig,
+    configured,
     method_table,
     parse,
     plain,
     read,
     versions,
 )
+from evenfed.runs.data_record import check_same_data, data_record
 from evenfed.runs.folder import CONFIG, RunFolder
 from evenfed.runs.result import Result
 from evenfed.runs.runner import Model, Observer, Runner, Settings, build_task
@@ -87,7 +89,7 @@ def train(
     runs_on = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     name = model if isinstance(model, str) else "own"
     found = data.options if isinstance(data, SiloDataset) else {}
-    config = RunConfig(
+    config = configured(
         method=method_table(chosen),
         data=DataConfig(name=data.schema.name, **plain(found)),
         model=ModelConfig(name=name),
@@ -138,6 +140,7 @@ def run_config(
     if out is None:
         return _finish(runner, config, None)
     folder = RunFolder.create(out, config.completed().toml(), counted=counted)
+    folder.save_data(data_record(runner.data))
     runner.folder = folder
     try:
         return _finish(runner, config, folder)
@@ -156,7 +159,8 @@ def resume(
 ) -> Result:
     """Go on with an interrupted run from its last checkpoint, to the bits of an unbroken one.
 
-    A run that is finished is read again, and its folder left as it is. `data` and `engine` are
+    Data that are not those that the run began with are refused. A run that is finished is read
+    again, and its folder left as it is. `data` and `engine` are
     used instead of building those that the config names.
 
     Examples
@@ -171,6 +175,8 @@ def resume(
     folder = RunFolder.open(path)
     config = parse(read(path / CONFIG), str(path / CONFIG))
     runner = _runner(config, observer, data, None, engine)
+    if (before := folder.data()) is not None:
+        check_same_data(before, runner.data, str(path))
     runner.folder = folder
     for name, version in config.versions.items():
         if (now := versions().get(name, "")) != version:
@@ -232,6 +238,12 @@ def _runner(
     task = build_task(
         data, model or config.model.name, seed=config.seed, device=engine.device, options=options
     )
+    tested = data.sizes("test")
+    if tested is not None and not tested.sum():
+        raise ConfigError(
+            f"no client has test examples in '{data.schema.name}', so that nothing could be "
+            "measured: make data.test larger"
+        )
     runner = Runner(
         method, data, task, _settings(config),
         participation=config.built_participation(), engine=engine, observer=observer,
