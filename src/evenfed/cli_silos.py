@@ -25,6 +25,36 @@ def _option(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=_PANEL, **more)
 
 
+@dataclass
+class Record:
+    """A schema that is to be written once a command is sure to do its work."""
+
+    silos: Silos | None = None
+    path: Path = Path()
+    quiet: bool = False
+
+    def write(self) -> None:
+        """Write the schema, the first time this is called."""
+        if self.silos is None:
+            return
+        from evenfed.data.silo_record import write_record
+
+        write_record(self.path, self.silos.schema, self.silos.client_column)
+        self.silos = None
+        if not self.quiet:
+            typer.echo(f"schema written to {self.path}", err=True)
+
+    def after_a_round(self, observer: Any) -> None:
+        """Write when the observer is told of the first round: all else was accepted."""
+        told = observer.round_done
+
+        def round_done(line: dict[str, Any]) -> None:
+            self.write()
+            told(line)
+
+        observer.round_done = round_done
+
+
 @dataclass(frozen=True)
 class SiloArguments:
     """What the command line says about silo files; None where it says nothing."""
@@ -49,7 +79,12 @@ class SiloArguments:
     kind: Annotated[
         str | None, _option("binary, multiclass or regression; default: inferred.")
     ] = None  # fmt: skip
-    favourable: Annotated[str | None, _option("The favourable one of two classes.")] = None
+    classes: Annotated[
+        str | None, _option("Values of the label: no,yes; default: inferred.")
+    ] = None  # fmt: skip
+    favourable: Annotated[
+        str | None, _option("The one of two classes that is good for a person: 0 of died.")
+    ] = None  # fmt: skip
     numeric: Annotated[str | None, _option("Columns that are numbers, if not inferred.")] = None
     categorical: Annotated[str | None, _option("Columns that are levels, if not inferred.")] = None
     max_levels: Annotated[int | None, _option("Most levels of a column of words: 50.")] = None
@@ -64,24 +99,27 @@ class SiloArguments:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, False, [])}
 
-    def read(self, quiet: bool) -> Silos | None:
-        """Read and check the files, and show what was learnt of them; None without --silos."""
+    def read(self, quiet: bool) -> tuple[Silos | None, Record]:
+        """Read and check the files, and show what was learnt of them; None without --silos.
+
+        A new schema is in `Record`, to be written when nothing else is refused.
+        """
         given = self.given()
         if not self.silos:
             if given:
                 flag = next(iter(given)).replace("_", "-")
                 raise ConfigError(f"--{flag} is about silo files: name them with --silos")
-            return None
+            return None, Record()
         from evenfed.data.silos import recorded_silos
 
         files = given.pop("silos")
-        found, path, written = recorded_silos(files, **given)
+        found, path, new = recorded_silos(files, write=False, **given)
         if not quiet:
             for line in found.lines():
                 typer.echo(line, err=True)
-            did = "schema written to" if written else "schema checked against"
-            typer.echo(f"{did} {path}", err=True)
-        return found
+            if not new:
+                typer.echo(f"schema checked against {path}", err=True)
+        return found, Record(found, path, quiet) if new else Record()
 
 
 def takes_silos(command: Callable[..., None]) -> Callable[..., None]:
@@ -120,18 +158,18 @@ def takes_silos(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_data(
     table: dict[str, Any], silos: SiloArguments, dataset: str | None, quiet: bool, key: str
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Record]:
     """The table of a run (`key` "data") or a study ("datasets"), with the silo files in it."""
-    found = silos.read(quiet)
-    if found is None:
-        return table
-    if dataset is not None:
+    if silos.silos and dataset is not None:
         flag = "--dataset" if key == "data" else "--datasets"
         raise ConfigError(f"--silos and {flag} both name the data: give one")
+    found, record = silos.read(quiet)
+    if found is None:
+        return table, record
     from evenfed.data.silo import SILOS
 
     data = {"name": SILOS, **found.options()}
-    return {**table, key: data if key == "data" else [data]}
+    return {**table, key: data if key == "data" else [data]}, record
 
 
 _NONE = SiloArguments()
@@ -151,11 +189,11 @@ def advise(
 ) -> None:
     """Look at data and say which methods fit, which cannot, and why, with figures.
 
-    Example: evenfed advise --silos 'hospital_*.csv' --label died --sensitive sex
+    Example: evenfed advise --silos 'hospital_*.csv' --label died --favourable 0 --sensitive sex
 
     Example: evenfed advise --dataset loans
     """
-    found = silos.read(quiet)
+    found, record = silos.read(quiet)
     if (found is None) == (dataset is None):
         raise ConfigError("name the data: --silos FILES, or --dataset NAME")
     from evenfed.data.dataset import FederatedDataset
@@ -171,6 +209,7 @@ def advise(
         assert dataset is not None
         data = load(dataset, clients=clients, partition=partition, seed=seed)
     advice = look(data, seed=seed)
+    record.write()
     if as_json:
         typer.echo(json.dumps(advice.table(), indent=1))
     else:

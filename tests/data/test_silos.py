@@ -326,5 +326,93 @@ def test_what_left_the_clients_is_in_the_ledger(tmp_path: Path) -> None:
     pattern = write(tmp_path)
     learnt = load_silos(pattern, label="died", sensitive="sex").schema.ledger
     assert any("which levels 3 columns have" in line for line in learnt)
-    known = load_silos(pattern).schema.ledger
-    assert not any("levels" in line for line in known)
+    assert load_silos(pattern).schema.ledger == learnt  # the record says that it was learnt
+    named = read_silos(
+        pattern, label="died", sensitive="sex", numeric="age", categorical="ward",
+        classes="0,1", levels={"sex": ["f", "m"], "ward": ["er", "gp", "icu"]},
+    )  # fmt: skip
+    told = named.federated().schema.ledger
+    assert not any("to agree on" in line for line in told)
+
+
+def test_types_alone_are_in_the_ledger_too(tmp_path: Path) -> None:
+    write(tmp_path, **dict.fromkeys(SIZES, lambda f: f[["age", "died"]]))
+    found = read_silos(f"{tmp_path}/*.csv", label="age", kind="regression")
+    ledger = found.federated().schema.ledger
+    assert any(line.startswith("rows, missing values and numbers") for line in ledger)
+    assert not any("which levels" in line for line in ledger)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"sensitive": "sex,sex"}, "sensitive: column 'sex' is named 2 times"),
+        ({"drop": "died"}, "drop: column 'died' is the label"),
+        ({"smallest_group": -3}, "smallest_group is a number of rows, 0 or more, not -3"),
+    ],
+)
+def test_options_without_sense_are_refused(
+    options: dict[str, object], complaint: str, tmp_path: Path
+) -> None:
+    pattern = write(tmp_path)
+    with pytest.raises(ConfigError, match=complaint):
+        load_silos(pattern, **{"label": "died", "sensitive": "sex", **options})
+    assert not (tmp_path / "silos.toml").exists()
+
+
+def worded(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(died=frame["died"].map({0: "no", 1: "yes"}))
+
+
+def test_labels_that_look_mistyped_are_refused_by_row_and_not_shown(tmp_path: Path) -> None:
+    pattern = write(
+        tmp_path,
+        north=lambda f: put("died", 7, "SECRET")(worded(f)),
+        south=lambda f: put("died", 3, "Yes")(put("died", 5, "yes ")(worded(f))),
+        coast=worded,
+    )
+    found = problems(pattern)
+    advice = "correct it, or name the classes with --classes no,yes"
+    assert found == [
+        f"{tmp_path}/north.csv, column 'died': a class with fewer than 10 rows at all clients "
+        f"together: {advice}, or lower --smallest-group, in 1 row: 7",
+        f"{tmp_path}/south.csv, column 'died': differs from another class only in case or spaces: "
+        f"{advice}, in 2 rows: 3, 5",
+    ]
+    named = problems(pattern, classes="no,yes")
+    assert [text.partition("the label is none of no, yes, ")[2] for text in named] == [
+        "in 1 row: 7", "in 2 rows: 3, 5"
+    ]  # fmt: skip
+
+
+def test_rare_classes_that_are_named_or_allowed_are_taken_and_shown(tmp_path: Path) -> None:
+    pattern = write(
+        tmp_path, north=lambda f: put("died", 7, "maybe")(worded(f)), south=worded, coast=worded
+    )
+    for options in ({"classes": "no,maybe,yes"}, {"smallest_group": 1}):
+        found = read_silos(pattern, label="died", **options)
+        assert set(found.schema.classes) == {"no", "maybe", "yes"}
+        assert f"3 classes: {', '.join(found.schema.classes)}" in "\n".join(found.lines())
+
+
+def test_named_classes_have_the_favourable_one_that_is_named(tmp_path: Path) -> None:
+    pattern = write(tmp_path)
+    for _ in range(2):  # the second time against the record
+        data = load_silos(pattern, label="died", classes="0,1", favourable="0")
+        assert data.schema.class_names == ("1", "0")
+
+
+def test_a_contradicted_record_shows_both_values(tmp_path: Path) -> None:
+    pattern = write(tmp_path)
+    load_silos(pattern, label="died", sensitive="sex")
+    for option, value, complaint in [
+        ("label", "ward", "records label 'died', asked for is 'ward'"),
+        ("sensitive", "sex,ward", "records sensitive 'sex', asked for is 'sex,ward'"),
+        ("missing", "age=mean", "records missing none, asked for is 'age=mean'"),
+        ("favourable", 0, "records favourable '1', asked for is '0'"),
+        ("client_column", "ward", "records client column none, asked for is 'ward'"),
+    ]:
+        with pytest.raises(ConfigError, match=complaint):
+            load_silos(pattern, **{option: value})
+    with pytest.raises(DataProblemsError, match="no file has a column 'dyed'"):
+        load_silos(pattern, label="dyed")

@@ -51,6 +51,8 @@ class SiloSchema:
     val: float = 0.1
     test: float = 0.2
     scale: Scale = "standard"
+    learnt: tuple[str, ...] = ()
+    """Columns whose type or levels were learnt from the files, by this use or an earlier one."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -62,7 +64,7 @@ class SiloSchema:
         if "label" not in options:
             raise ConfigError("data of silos need data.label, the column to predict")
         values = dict(options)
-        for name in ("numeric", "categorical", "sensitive", "classes"):
+        for name in ("numeric", "categorical", "sensitive", "classes", "learnt"):
             words = values.get(name, ())
             words = [words] if isinstance(words, str) else words
             values[name] = tuple(str(word) for word in words)
@@ -104,6 +106,20 @@ class SiloSchema:
         if self.kind == "multiclass" and not self.classes:
             columns.append(self.label)
         return tuple(columns)
+
+    @property
+    def ledger(self) -> tuple[str, ...]:
+        """What clients said of their columns to agree on this schema."""
+        if not self.learnt:
+            return ()
+        coded = {*self.levels, *([self.label] if self.classes else [])}
+        n = len(coded & set(self.learnt))
+        counted = "rows, missing values and numbers of each column, to agree on types"
+        named = (
+            f"which levels {n} columns have (a rare level may point to one person), to agree on "
+            "features, classes and groups"
+        )
+        return (counted, named) if n else (counted,)
 
     def with_levels(self, levels: Mapping[str, tuple[str, ...]]) -> SiloSchema:
         """The schema once all levels are agreed on."""
@@ -209,5 +225,5 @@ def schema_of(
         label=schema.label,
         class_names=names,
         groups=groups_of(schema),
-        ledger=ledger,
+        ledger=(*ledger, *schema.ledger),
     )

@@ -55,6 +55,14 @@ def write_record(path: Path, schema: SiloSchema, client_column: str | None) -> N
         ) from error
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a place in which no record can be written."""
+    if not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise ConfigError(
+            f"the schema cannot be written to '{path}'; name another place with --schema FILE"
+        )
+
+
 def read_record(path: Path) -> tuple[SiloSchema, str | None]:
     """The schema of a file, and the client column."""
     try:
@@ -74,12 +82,21 @@ def fixed(schema: SiloSchema, smallest_group: int = 10) -> Wanted:
         schema.label, schema.sensitive, (*schema.numeric, *schema.categorical), (),
         schema.numeric, schema.categorical, dict(schema.missing), schema.kind, schema.classes,
         None, dict(schema.levels), schema.val, schema.test, schema.scale,
-        smallest_group=smallest_group,
+        smallest_group=smallest_group, learnt=schema.learnt,
     )  # fmt: skip
 
 
-def against(schema: SiloSchema, given: Mapping[str, Any], path: Path) -> None:
-    """Refuse options that a record contradicts; those that are not given are free."""
+def against(
+    schema: SiloSchema,
+    client_column: str | None,
+    given: Mapping[str, Any],
+    path: Path,
+    first: Callable[[], None],
+) -> None:
+    """Refuse options that a record contradicts; those that are not given are free.
+
+    What `first` raises goes before: a misspelt column is no contradiction.
+    """
     features = {*schema.numeric, *schema.categorical}
     policies = dict(schema.missing)
     agrees: dict[str, Callable[[Any], bool]] = {
@@ -90,7 +107,9 @@ def against(schema: SiloSchema, given: Mapping[str, Any], path: Path) -> None:
         "numeric": lambda v: set(v) <= set(schema.numeric),
         "categorical": lambda v: set(v) <= set(schema.categorical),
         "kind": lambda v: v == schema.kind,
-        "classes": lambda v: v == schema.classes,
+        "classes": lambda v: (
+            sorted(v) == sorted(schema.classes) if "favourable" in given else v == schema.classes
+        ),
         "favourable": lambda v: v == (schema.classes or ("1",))[-1],
         "missing": lambda v: all(
             column == "*" or policies.get(column) == ("indicator" if word == "level" else word)
@@ -100,13 +119,33 @@ def against(schema: SiloSchema, given: Mapping[str, Any], path: Path) -> None:
         "test": lambda v: v == schema.test,
         "scale": lambda v: v == schema.scale,
         "levels": lambda v: all(schema.levels.get(column) == known for column, known in v.items()),
+        "client_column": lambda v: v == client_column,
     }
     wrong = [name for name, value in given.items() if name in agrees and not agrees[name](value)]
     if wrong:
+        first()
+        recorded = {
+            **schema.table(), "features": tuple(sorted(features)), "drop": (),
+            "favourable": (schema.classes or ("1",))[-1], "client_column": client_column,
+        }  # fmt: skip
+        texts = [
+            f"records {name.replace('_', ' ')} {_shown(recorded[name])}, asked for is "
+            f"{_shown(given[name])}"
+            for name in wrong
+        ]
         raise ConfigError(
-            f"'{path}' records another {', another '.join(wrong)} than is asked for now: --relearn "
-            "writes it anew, --schema FILE names another record"
+            f"'{path}' {'; '.join(texts)}: --relearn writes it anew, --schema FILE names another "
+            "record"
         )
+
+
+def _shown(value: Any) -> str:
+    """A value of an option as a user writes it."""
+    if isinstance(value, Mapping):
+        value = [f"{k}={v if isinstance(v, str) else '/'.join(v)}" for k, v in value.items()]
+    if isinstance(value, tuple | list):
+        value = ",".join(value)
+    return f"'{value}'" if value not in (None, "") else "none"
 
 
 def _plain(table: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ be categorical, sensitive or the label (`seen`). `learn` is the server's side.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
@@ -17,7 +18,7 @@ import pandas as pd
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.data.dataset import Kind
 from evenfed.data.preprocess import POLICIES, Missing, Scale, level_codes, level_order
-from evenfed.data.problems import Problem
+from evenfed.data.problems import Problem, in_rows
 from evenfed.data.silo import SiloSchema
 from evenfed.data.silo_checks import MISSING
 from evenfed.data.silo_files import Part, as_levels, parsed
@@ -57,7 +58,10 @@ class Wanted:
     max_levels : int
         A column of words with more levels is taken for an identifier and refused.
     smallest_group : int
-        A group with fewer rows over all clients is refused.
+        A group, or a class that is not named in `classes`, with fewer rows over all clients is
+        refused.
+    learnt : tuple of str
+        Columns of which an earlier use learnt what is said here.
     """
 
     label: str
@@ -76,6 +80,7 @@ class Wanted:
     scale: Scale = "standard"
     max_levels: int = MAX_LEVELS
     smallest_group: int = 10
+    learnt: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in get_args(Kind):
@@ -89,6 +94,15 @@ class Wanted:
                 )
         if self.label in self.sensitive:
             raise ConfigError(f"column '{self.label}' is the label and sensitive at once")
+        if self.label in self.drop:
+            raise ConfigError(f"drop: column '{self.label}' is the label, which is needed")
+        for column, times in Counter(self.sensitive).items():
+            if times > 1:
+                raise ConfigError(f"sensitive: column '{column}' is named {times} times")
+        if self.smallest_group < 0:
+            raise ConfigError(
+                f"smallest_group is a number of rows, 0 or more, not {self.smallest_group}"
+            )
 
 
 @dataclass(frozen=True)
@@ -177,8 +191,20 @@ class Learned:
         wanted = self.wanted
         return SiloSchema(
             wanted.label, numeric, categorical, sensitive, kind, classes, levels, missing,
-            wanted.val, wanted.test, wanted.scale,
+            wanted.val, wanted.test, wanted.scale, self._learnt(features, levels, classes),
         )  # fmt: skip
+
+    def _learnt(
+        self, features: Sequence[str], levels: Mapping[str, object], classes: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Columns whose type or levels come from the files, now or at an earlier use."""
+        wanted = self.wanted
+        typed = {*wanted.numeric, *wanted.categorical}
+        new = [c for c in features if c not in typed]
+        new += [c for c in levels if c not in wanted.levels]
+        if not wanted.classes and (classes or wanted.kind is None):
+            new.append(wanted.label)
+        return tuple(dict.fromkeys([*wanted.learnt, *new]))
 
     def _known(self, column: str) -> bool:
         if column in self.columns:
@@ -282,6 +308,8 @@ class Learned:
         numbers = 2 * found.numbers > found.present
         if wanted.kind == "regression":
             return "regression", ()
+        if wanted.classes and wanted.favourable is not None:
+            return self._classes(wanted.classes)
         if wanted.classes:
             return wanted.kind or ("binary" if len(wanted.classes) == 2 else "multiclass"), (
                 wanted.classes
@@ -293,7 +321,38 @@ class Learned:
         if wanted.kind is None and numbers and many:
             return "regression", ()
         known = tuple(sorted(values, key=level_order))
+        if 2 <= len(known) <= MAX_LEVELS:
+            self._doubtful(known)
         return self._classes(known)
+
+    def _doubtful(self, known: tuple[str, ...]) -> None:
+        """Refuse values of the label that look like typing errors; they are not shown."""
+        label = self.wanted.label
+        coded = [
+            (part, *level_codes(as_levels(part.frame[label])))
+            for part in self.parts
+            if label in part.frame.columns
+        ]
+        counts: Counter[str] = Counter()
+        for _, codes, names in coded:
+            counts.update({name: int((codes == i).sum()) for i, name in enumerate(names)})
+        spelt: dict[str, str] = {}
+        for name in sorted(known, key=lambda name: -counts[name]):
+            spelt.setdefault("".join(name.split()).casefold(), name)
+        fewest = self.wanted.smallest_group
+        alike = set(known) - set(spelt.values())
+        rare = {name for name in known if counts[name] < fewest} - alike
+        good = ",".join(name for name in known if name not in alike | rare)
+        advice = f"correct it, or name the classes with --classes {good or 'A,B'}"
+        few = f"a class with fewer than {fewest} rows at all clients together: {advice}"
+        for part, codes, names in coded:
+            for bad, text in (
+                (alike, f"differs from another class only in case or spaces: {advice}"),
+                (rare, f"{few}, or lower --smallest-group"),
+            ):
+                there = np.isin(codes, [i for i, name in enumerate(names) if name in bad])
+                if there.any():
+                    self.problems.append(part.at(in_rows(text, part.frame, there), label))
 
     def _classes(self, known: tuple[str, ...]) -> tuple[Kind, tuple[str, ...]]:
         wanted = self.wanted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, suggest
 from evenfed.data import fitting
 from evenfed.data.dataset import ClientData, FederatedDataset, Kind, Schema
 from evenfed.data.inputs import Columns
@@ -17,8 +17,15 @@ from evenfed.data.preprocess import Scale
 from evenfed.data.problems import Problem, raise_if_any
 from evenfed.data.silo import Silo, SiloSchema, schema_of
 from evenfed.data.silo_checks import check, check_together
-from evenfed.data.silo_files import Part, find_files, parts_of
-from evenfed.data.silo_record import against, fixed, read_record, record_path, write_record
+from evenfed.data.silo_files import Part, find_files, parts_of, read_frame
+from evenfed.data.silo_record import (
+    against,
+    check_writable,
+    fixed,
+    read_record,
+    record_path,
+    write_record,
+)
 from evenfed.data.silo_types import Described, Learned, Wanted
 from evenfed.data.table import MAX_LEVELS
 
@@ -48,8 +55,6 @@ class Silos:
     columns: Mapping[str, Described]
     files: tuple[str, ...]
     client_column: str | None = None
-    learnt: tuple[str, ...] = ()
-    """Columns whose levels clients named to each other."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -75,7 +80,9 @@ class Silos:
             names = schema.classes or ("0", "1")
             lines.append(f"label {schema.label}: {' or '.join(names)}; favourable: {names[1]}")
         else:
-            lines.append(f"label {schema.label}: {len(schema.classes)} classes")
+            lines.append(
+                f"label {schema.label}: {len(schema.classes)} classes: {', '.join(schema.classes)}"
+            )
         lines += [f"sensitive {c}: {', '.join(schema.levels[c])}" for c in schema.sensitive]
         lines += [f"feature {c}: numbers{self._gaps(c)}" for c in schema.spec.numeric]
         lines += [
@@ -93,13 +100,6 @@ class Silos:
         spec = self.schema.spec
         training = {name: silo.training(seed) for name, silo in self.silos.items()}
         fitted, ledger = fitting.fit(training, spec)
-        if self.learnt:
-            ledger = (
-                *ledger,
-                "rows, missing values and numbers of each column, to agree on types",
-                f"which levels {len(self.learnt)} columns have (a rare level may point to one "
-                "person), to agree on features, classes and groups",
-            )
         clients = [silo.client(fitted[name], seed) for name, silo in self.silos.items()]
         preprocessor = next(iter(fitted.values()))
         schema = replace(schema_of(self.schema, preprocessor, ledger), notes=self.notes)
@@ -182,12 +182,9 @@ def read_silos(
     raise_if_any([*problems, *more])
     silos = {part.client: Silo.of(part, schema) for part in parts}
     words = [files] if isinstance(files, str | Path) else files
-    learnt = [*schema.levels, *([schema.label] if schema.classes else [])]
-    known = {*wanted.levels, *([schema.label] if wanted.classes else [])}
     return Silos(
         schema, silos, {part.client: part for part in parts}, learned.columns,
-        tuple(str(word) for word in words), client_column,
-        tuple(c for c in learnt if c not in known), tuple(notes),
+        tuple(str(word) for word in words), client_column, tuple(notes),
     )  # fmt: skip
 
 
@@ -197,13 +194,16 @@ def recorded_silos(
     client_column: str | None = None,
     schema: Path | str | None = None,
     relearn: bool = False,
+    write: bool = True,
     **options: Any,
 ) -> tuple[Silos, Path, bool]:
     """As `read_silos`, with the schema recorded in a file: written the first time, then held to.
 
+    With `write` false the record is left to the caller: `write_record`.
+
     Returns
     -------
-    Silos, path of the record, whether it was written now
+    Silos, path of the record, whether it is new
     """
     paths, problems = find_files(files)
     if not paths:
@@ -214,15 +214,30 @@ def recorded_silos(
         if "label" not in options:
             raise ConfigError(f"name the label: there is no record of it in '{path}'")
         found = read_silos(files, as_wanted(**options), client_column=client_column)
-        write_record(path, found.schema, client_column)
+        check_writable(path)
+        if write:
+            write_record(path, found.schema, client_column)
         return found, path, True
     before, column = read_record(path)
     wanted = as_wanted(**{"label": before.label, **options})
-    against(before, {name: getattr(wanted, name) for name in options}, path)
-    if client_column not in (None, column):
-        raise ConfigError(f"'{path}' records another client column: --relearn writes it anew")
+    said = {name: getattr(wanted, name) for name in options}
+    if client_column is not None:
+        said["client_column"] = client_column
+    against(before, column, said, path, lambda: _check_names(paths, wanted, client_column))
     found = read_silos(files, fixed(before, wanted.smallest_group), client_column=column)
     return found, path, False
+
+
+def _check_names(paths: Sequence[Path], wanted: Wanted, client_column: str | None) -> None:
+    """Refuse names of columns that no file has."""
+    frames = [frame for path in paths if (frame := read_frame(path)[0]) is not None]
+    known = list(dict.fromkeys(str(column) for frame in frames for column in frame.columns))
+    named = [
+        wanted.label, *wanted.sensitive, *wanted.features, *wanted.drop, *wanted.numeric,
+        *wanted.categorical, *(c for c in wanted.missing if c != "*"), client_column,
+    ]  # fmt: skip
+    gone = [column for column in named if column is not None and column not in known]
+    raise_if_any(Problem(f"no file has a column '{c}'.{suggest(c, known)}") for c in gone)
 
 
 def load_silos(
@@ -308,7 +323,7 @@ def as_wanted(
     categorical: str | Sequence[str] = (),
     missing: str | Mapping[str, str] | None = None,
     kind: Kind | None = None,
-    classes: Sequence[object] = (),
+    classes: str | Sequence[object] = (),
     favourable: object = None,
     levels: Mapping[str, Sequence[object]] | None = None,
     val: float = 0.1,
@@ -321,7 +336,7 @@ def as_wanted(
     policies = _policies(missing) if isinstance(missing, str) else dict(missing or {})
     return Wanted(
         label, words(sensitive), words(features), words(drop), words(numeric), words(categorical),
-        policies, kind, tuple(str(c) for c in classes),
+        policies, kind, words(classes if isinstance(classes, str) else [str(c) for c in classes]),
         None if favourable is None else str(favourable),
         {column: tuple(str(x) for x in known) for column, known in (levels or {}).items()},
         val, test, scale, max_levels, smallest_group,
