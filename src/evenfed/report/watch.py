@@ -9,6 +9,7 @@ request that names another host.
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -384,6 +385,8 @@ def watching(folder: Path, port: int = 0) -> Iterator[str]:
 
 def watch(folder: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve until interrupted."""
+    # a shell that starts it in the background has interrupts ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with watching(folder, port) as address:
         say(f"{address}  (Ctrl-C ends it)")
         try:

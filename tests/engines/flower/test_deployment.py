@@ -299,6 +299,16 @@ def test_a_run_on_this_machine_starts_and_stops_its_own_deployment(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["here"], "nothing else is left"
 
 
+def check_states_stay_at_nodes(site: Site) -> None:
+    """States at every node, and none at the server."""
+    for name in SILOS:
+        found = list((site.deployment.folder / name).glob("*/*/*.safetensors"))
+        assert found, f"node {name} kept nothing"
+    for name in ("ditto",):
+        states = load_file(next(site.folder(name).glob("states-*.safetensors")))
+        assert {tensor.numel() for tensor in states.values()} == {1}, "version numbers only"
+
+
 def test_runs_give_the_numbers_of_one_process_and_leave_out_nan(
     site: Site, flat: Any, distance: Any
 ) -> None:
@@ -319,6 +329,7 @@ def test_runs_give_the_numbers_of_one_process_and_leave_out_nan(
     result = site.result("nan")
     assert site.lines("nan")[0]["dropped"] == {"sent a value that is not finite": 1}
     assert np.isfinite(result["metrics"]["accuracy"])
+    check_states_stay_at_nodes(site)
 
 
 @patient
@@ -331,16 +342,6 @@ def test_a_killed_server_goes_on_from_its_checkpoint(site: Site, flat: Any, dist
     site.start_server()
     site.submit("killed", resume=True, **config)
     check_parity(site, "killed", flat, distance, **config)
-
-
-def test_nodes_keep_what_they_hold_in_their_own_folder(site: Site) -> None:
-    """After the runs above: states at every node, and none at the server."""
-    for name in SILOS:
-        found = list((site.deployment.folder / name).glob("*/*/*.safetensors"))
-        assert found, f"node {name} kept nothing"
-    for name in ("ditto",):
-        states = load_file(next(site.folder(name).glob("states-*.safetensors")))
-        assert {tensor.numel() for tensor in states.values()} == {1}, "version numbers only"
 
 
 def test_strangers_are_refused(site: Site) -> None:
