@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import evenfed as ef
-from evenfed.report.answers.chapter import Chapter, directory
+from evenfed.report.answers.chapter import Chapter
 from evenfed.report.answers.fronts import best, fronts, lowest, points
 from evenfed.report.answers.good import good
 from evenfed.runs.config import parse
 from evenfed.runs.folder import FRONT
 from evenfed.runs.record import Record
 from evenfed.runs.result import Result
+from evenfed.runs.study import directory
 from evenfed.runs.train import run_config
 
 

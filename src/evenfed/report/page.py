@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evenfed.core.errors import RunFolderError
-from evenfed.report.answers.chapter import Chapter, directory
+from evenfed.report.answers.chapter import Chapter
 from evenfed.report.answers.clients import clients
 from evenfed.report.answers.converged import converged
 from evenfed.report.answers.cost import cost, ledger
@@ -27,7 +27,7 @@ from evenfed.report.sections import Section
 from evenfed.runs.comparison import Study, StudyRun
 from evenfed.runs.folder import CONFIG, REPORT, write_atomically
 from evenfed.runs.record import Record
-from evenfed.runs.study import STUDY, open_study
+from evenfed.runs.study import STUDY, directory, open_study
 
 QUESTIONS: tuple[Callable[[Chapter], Section | None], ...] = (
     trained, good, clients, groups, fronts, cost, ledger, converged, certificates, geometry,

@@ -307,14 +307,16 @@ def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
 def directory(folder: Path | None) -> str:
     """A folder as a command names it, without where it lies on this machine.
 
-    A run of a study stands below the study's folder, others often below `runs`.
+    A run of a study stands below the study's folder; either often stands below `runs`.
     """
     if folder is None:
         return "DIR"
-    parts = folder.resolve().parts
-    of_study = len(parts) > 3 and (folder.resolve().parents[1] / STUDY).is_file()
+    whole = folder.resolve()
+    parts = whole.parts
+    if len(parts) > 3 and (whole.parents[1] / STUDY).is_file():
+        return f"{directory(whole.parents[1])}/{parts[-2]}/{parts[-1]}"
     below_runs = len(parts) > 2 and parts[-2] == "runs"
-    return "/".join(parts[-3 if of_study else -2 if below_runs else -1 :])
+    return "/".join(parts[-2 if below_runs else -1 :])
 
 
 def resume_study(path: Path, observer: StudyObserver | None = None) -> Study:

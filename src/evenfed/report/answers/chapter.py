@@ -6,28 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from evenfed.metrics.bootstrap import SeedSummary, over_seeds
 from evenfed.runs.record import Record
-from evenfed.runs.study import STUDY
 from evenfed.runs.table import Section as Table
-
-
-def directory(folder: Path | None) -> str:
-    """A folder as a command names it, without where it lies on this machine.
-
-    A run of a study stands below the study's folder; either often stands below `runs`.
-    """
-    if folder is None:
-        return "DIR"
-    whole = folder.resolve()
-    parts = whole.parts
-    if len(parts) > 3 and (whole.parents[1] / STUDY).is_file():
-        return f"{directory(whole.parents[1])}/{parts[-2]}/{parts[-1]}"
-    below_runs = len(parts) > 2 and parts[-2] == "runs"
-    return "/".join(parts[-2 if below_runs else -1 :])
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from evenfed.metrics.front import nondominated
-from evenfed.report.answers.chapter import Chapter, directory
+from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import Cloud, Scatter
 from evenfed.report.sections import Section
 from evenfed.report.words import count, listed, number
 from evenfed.runs.record import Record
+from evenfed.runs.study import directory
 
 DISPARITY = {
     "demographic_parity_to_overall": (
