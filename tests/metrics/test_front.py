@@ -108,6 +108,26 @@ def test_front_metrics_always_hold_the_constant_predictor_beside():
     assert "hypervolume_tight" not in front.front_metrics(points, counts)
 
 
+@given(point_sets, coordinate, st.sampled_from([0, 1]))
+def test_what_is_least_within_a_limit_is_beaten_by_no_point(points, limit, column):
+    chosen = front.least(points, column, limit)
+    allowed = [p for p in points if p[1 - column] <= limit]
+    if not allowed:
+        assert chosen is None
+        return
+    assert chosen is not None
+    x, y = points[chosen]
+    assert points[chosen][column] == min(p[column] for p in allowed)
+    assert not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+    assert (x, y) not in points[chosen + 1 :], "of equal points the last"
+
+
+def test_points_without_a_disparity_are_never_the_least():
+    points = [[0.1, np.nan], [0.2, 0.3]]
+    assert front.least(points, 0) == front.least(points, 1) == 1
+    assert front.least(points[:1], 0) is None
+
+
 def test_no_points_have_no_area():
     assert front.hypervolume([]) == 0.0
     metrics = front.front_metrics([], front.ConstantPredictor(0, 0.3))

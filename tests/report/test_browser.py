@@ -183,6 +183,25 @@ def test_a_choice_within_a_limit_uses_validation_data(desk: Opened, page_file: P
         assert "a number from 0 to 1" in page.locator(".told").inner_text()
 
 
+def test_a_choice_among_equal_errors_takes_the_lower_disparity(
+    browser: Any, page_file: Path, tmp_path: Path
+) -> None:
+    text = page_file.read_text(encoding="utf-8")
+    before, start, rest = text.partition('<script type="application/json">')
+    data, end, after = rest.partition("</script>")
+    explorer = json.loads(data)
+    part = explorer["entries"][0]["parts"][""]["val"]
+    part["errors"] = [part["errors"][0]] * 101
+    part["disparity"] = [0.3, 0.1, 0.2, 0.1, *[0.4] * 97]
+    changed = tmp_path / "changed.html"
+    changed.write_text(before + start + json.dumps(explorer) + end + after, encoding="utf-8")
+    opened = Opened(browser, changed)
+    opened.page.locator("[data-control=limit]").fill("1")
+    opened.page.locator("[data-control=choose]").click()
+    assert opened.page.locator("[data-control=preference]").input_value() == "3"
+    opened.context.close()
+
+
 def test_a_group_that_a_choice_does_not_see_is_named(
     browser: Any, page_file: Path, tmp_path: Path
 ) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import evenfed as ef
 from evenfed.report.answers.chapter import Chapter
-from evenfed.report.answers.fronts import best, fronts, lowest, points
+from evenfed.report.answers.fronts import best, fronts, points
 from evenfed.report.answers.good import good
 from evenfed.runs.config import parse
 from evenfed.runs.folder import FRONT
@@ -127,10 +128,10 @@ def test_ties_are_broken_as_by_choose_and_one_model_is_named_once(result: Result
         assert section is not None
         return list(section.sentences)
 
-    # errors tie between 0 and 0.5: the fairer preference is named, though 0 has less disparity
+    # errors tie between 0 and 0.5: that at 0 beats the other, for it has less disparity
     first, *more = said(_part([1, 1, 3], [0.2, 0.3, 0.1], [5, 5]))
-    assert "preference 0.5 is the most accurate, that at 1 the fairest" in first
-    assert "error 0.500 and disparity 0.500, and 0.600 and 0.600" in first
+    assert "preference 0 is the most accurate, that at 1 the fairest" in first
+    assert "error 0.400 and disparity 0.400, and 0.600 and 0.600" in first
     assert more == []
     first, blind = said(_part([1, 1, 3], [0.2, 0.2, 0.3], [10, 0]))
     assert "preference 0.5 is both the most accurate and the fairest" in first
@@ -139,8 +140,32 @@ def test_ties_are_broken_as_by_choose_and_one_model_is_named_once(result: Result
 
 def test_the_sentence_names_what_choose_gives(result: Result) -> None:
     front = result.front("val", models=101)
-    assert front.preferences[lowest(front.points, 0)] == front.choose(max_disparity=1.0)
-    assert front.preferences[lowest(front.points, 1)] == front.choose(max_error=1.0)
+    accurate, fair = front.choose(max_disparity=1.0), front.choose(max_error=1.0)
+    words = f"{accurate:g} is the most accurate, that at {fair:g} the fairest"
+    if accurate == fair:
+        words = f"{fair:g} is both the most accurate and the fairest"
+    assert result.folder is not None
+    section = fronts(Chapter("loans", [Record.read(result.folder)]))
+    assert section is not None
+    assert f"at preference {words}" in section.sentences[0]
+
+
+def test_a_tie_is_not_broken_by_a_model_that_another_beats(result: Result) -> None:
+    front = result.front("val", preferences=[0.0, 0.25, 0.5, 0.75, 1.0])
+    wrong = front.counts.confusion[:1].repeat(5, 1, 1, 1)
+    disparity = np.array([0.3, 0.1, 0.2, 0.1, 0.4])
+
+    def choice(confusion: torch.Tensor, **limits: float) -> float:
+        counts = replace(front.counts, confusion=confusion)
+        return replace(front, counts=counts, disparity=lambda _: disparity).choose(**limits)
+
+    # all errors equal: the lowest disparity, and of its two models the fairest preference
+    assert choice(wrong, max_disparity=1.0) == 0.75
+    assert choice(wrong, max_error=1.0) == 0.75
+    # of the two equal disparities the lower error
+    right = wrong.clone()
+    right[1] = torch.diag_embed(wrong[1].sum(-1))
+    assert choice(right, max_error=1.0) == 0.25
 
 
 def test_the_figures_say_of_which_models_they_are(result: Result) -> None:

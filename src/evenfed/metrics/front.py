@@ -229,6 +229,29 @@ def _tau(order: npt.NDArray[np.int64], values: FloatArray) -> float:
     return float(kendalltau(order, values).statistic)
 
 
+def least(points: npt.ArrayLike, column: int, limit: float = np.inf) -> int | None:
+    """Index of the point with the lowest error (0) or disparity (1) whose other value is in limit.
+
+    Of points that are equal in that value the other decides, so that no point of the front beats
+    the one taken; of points equal in both it is the last, the fairest preference. None where no
+    point is within the limit.
+
+    Examples
+    --------
+    >>> least([[0.1, 0.3], [0.1, 0.4], [0.2, 0.1]], column=0)
+    0
+    """
+    array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+    other = 1 - column
+    with np.errstate(invalid="ignore"):
+        allowed = np.flatnonzero(~np.isnan(array).any(1) & (array[:, other] <= limit))
+    if not len(allowed):
+        return None
+    found = array[allowed]
+    order = np.lexsort((-allowed, found[:, other], found[:, column]))
+    return int(allowed[order[0]])
+
+
 def monotone(points: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Indices of the points that no other beats, by falling disparity (and so rising error).
 

@@ -266,7 +266,10 @@
       let best = -1;
       part.errors.forEach((_, i) => {
         const p = pointOf(part, i);
-        if (p.x !== null && p.x <= most && (best < 0 || p.y <= pointOf(part, best).y)) best = i;
+        if (p.x === null || p.x > most) return;
+        const b = best < 0 ? null : pointOf(part, best);
+        // of equal errors the lower disparity, of equal models the fairest preference
+        if (!b || p.y < b.y || (p.y === b.y && p.x <= b.x)) best = i;
       });
       if (best < 0) {
         const known = part.disparity.filter((d) => d !== null);

@@ -25,6 +25,7 @@ from evenfed.metrics.front import (
     front_metrics,
     front_points,
     hypervolume,
+    least,
     monotone,
     monotonicity,
     nondominated,
@@ -111,7 +112,7 @@ class Front:
         """The preference of the best model within a limit, on any split but "test".
 
         With a largest disparity the lowest error counts, with a largest error the lowest disparity;
-        of equal models the fairest preference is taken.
+        of models equal in that the other value decides, then the fairest preference is taken.
         """
         if self.split == "test":
             raise ConfigError(
@@ -122,16 +123,15 @@ class Front:
             raise ConfigError("give either max_disparity or max_error")
         held, limit = (1, max_disparity) if max_error is None else (0, max_error)
         assert limit is not None
-        allowed = np.flatnonzero(self.points[:, held] <= limit)
-        if not len(allowed):
+        chosen = least(self.points, 1 - held, limit)
+        if chosen is None:
             what = "disparity" if held else "error"
             lowest = float(np.nanmin(self.points[:, held]))
             raise DataError(
                 f"no model of the front has {what} of at most {limit} on {self.split} data; "
                 f"the lowest is {lowest:.4f}"
             )
-        values = self.points[allowed, 1 - held]
-        return float(self.preferences[allowed[np.flatnonzero(values == values.min())[-1]]])
+        return float(self.preferences[chosen])
 
     def lookup(self) -> Lookup:
         """A scale from 0 (most accurate) to 1 (fairest) that is monotone on this split.

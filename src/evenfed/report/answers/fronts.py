@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evenfed.metrics.front import nondominated
+from evenfed.metrics.front import least, nondominated
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import Cloud, Scatter
 from evenfed.report.sections import Section
@@ -143,21 +143,6 @@ def _scatter(chapter: Chapter, records: list[Record]) -> Scatter | None:
     return Scatter("front", title, text, axis, "error", clouds, marks, joined=False)
 
 
-def lowest(found: np.ndarray[Any, np.dtype[np.float64]], column: int) -> int:
-    """The point with the lowest error (0) or disparity (1), as `Front.choose` without a limit.
-
-    Of equal ones it is the fairest preference, the last.
-
-    Examples
-    --------
-    >>> lowest(np.array([[0.1, 0.3], [0.1, 0.4], [0.2, 0.1]]), 0)
-    1
-    """
-    defined = np.flatnonzero(~np.isnan(found).any(1))
-    values = found[defined, column]
-    return int(defined[np.flatnonzero(values == values.min())[-1]])
-
-
 def unseen(names: Sequence[str], part: Mapping[str, Any]) -> list[str]:
     """Groups without an example in a part."""
     return [name for name, n in zip(names, part["examples"], strict=True) if not n]
@@ -172,10 +157,10 @@ def _said(chapter: Chapter, records: list[Record]) -> list[str]:
         if part is None or part["val"] is None or part["test"] is None:
             continue
         found = points(part["val"])
-        if np.isnan(found).any(1).all():
-            continue
         tested, names = points(part["test"]), record.front["preferences"]
-        accurate, fair = lowest(found, 0), lowest(found, 1)
+        accurate, fair = least(found, 0), least(found, 1)
+        if accurate is None or fair is None:
+            continue
         seed = "" if chapter.single else f" (seed {record.seed})"
         start = f"{method}{seed}: on validation data the global model at preference"
         first = f"error {number(tested[accurate, 0])} and disparity {number(tested[accurate, 1])}"
