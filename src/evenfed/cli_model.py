@@ -106,7 +106,7 @@ def audit(
 
     Example: evenfed audit model.onnx --silos 'site_*.csv' --label paid --sensitive sex
     """
-    from evenfed.runs.audit import text
+    from evenfed.runs.audit_text import text
     from evenfed.runs.auditing import audit_model
 
     found = audit_model(

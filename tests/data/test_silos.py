@@ -119,6 +119,28 @@ def test_everything_wrong_is_told_at_once_with_rows_and_without_cells(tmp_path: 
     assert "SECRET" not in text
 
 
+@pytest.mark.parametrize("value", ["1e300", "-4e38"])
+def test_numbers_that_float32_cannot_hold_are_told_by_row(value: str, tmp_path: Path) -> None:
+    """One of them alone would make an infinity, or a spread beside which all others are 0."""
+    assert problems(write(tmp_path, north=put("age", 4, value))) == [
+        f"{tmp_path}/north.csv, column 'age': numbers beyond 3.4e+38, the largest that a model can "
+        "take, in 1 row: 4"
+    ]
+
+
+def test_a_nul_byte_is_told_by_column_and_row(tmp_path: Path) -> None:
+    pattern = write(tmp_path)
+    rows("coast", 40).pipe(put("ward", 7, "e\0r")).to_parquet(tmp_path / "coast.parquet")
+    text = (tmp_path / "north.csv").read_text().splitlines()
+    text[3] = text[3].replace("f", "\0").replace("m", "\0")
+    (tmp_path / "north.csv").write_text("\n".join(text))
+    found = problems([pattern, str(tmp_path / "coast.parquet")])
+    assert f"{tmp_path}/north.csv, column 'sex': a cell holds a NUL byte, in 1 row: 3" in found
+    assert f"{tmp_path}/coast.parquet, column 'ward': a cell holds a NUL byte, in 1 row: 7" in found
+    (tmp_path / "coast.csv").write_bytes(b"age,ward,s\0ex,died\n30,er,f,0\n")
+    assert any("the name of column 3 holds a NUL byte" in text for text in problems(pattern))
+
+
 def test_many_rows_are_counted_and_a_few_named(tmp_path: Path) -> None:
     pattern = write(tmp_path, north=lambda f: f.assign(age=f["age"].where(f.index > 6)))
     assert problems(pattern) == [

@@ -259,9 +259,9 @@ def test_files_that_do_not_fit_are_refused_by_naming_the_columns(
     folder: Path, tmp_path: Path
 ) -> None:
     people("east", 20).drop(columns=["job", "pay"]).to_csv(tmp_path / "site_e.csv", index=False)
-    with pytest.raises(DataError, match=r"site_e.csv' does not fit.* no column 'job', 'pay'"):
+    with pytest.raises(DataError, match=r"no file has a column 'job'(.|\n)*a column 'pay'"):
         ef.audit_model(folder / "model.skops", **silos(tmp_path))
-    with pytest.raises(DataError, match="has no column 'race'"):
+    with pytest.raises(DataError, match="no file has a column 'race'"):
         ef.audit_model(folder / "model.skops", **{**silos(folder), "sensitive": "race"})
     with pytest.raises(DataError, match="the model predicts no, yes; the label 'decision' of 'lo"):
         ef.audit_model(folder / "model.skops", dataset="loans")

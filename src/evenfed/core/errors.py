@@ -41,6 +41,17 @@ class RunFolderError(EvenfedError):
     """A run folder that cannot be read or written."""
 
 
+def counted(n: int, noun: str) -> str:
+    """A number and its noun: "1 row", "2 rows".
+
+    Examples
+    --------
+    >>> counted(1, "client"), counted(0, "round")
+    ('1 client', '0 rounds')
+    """
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the nearest known word, or all known words.
 

@@ -24,6 +24,9 @@ POLICIES: dict[str, tuple[Missing, ...]] = {
     "categorical": ("error", "mode", "indicator", "zeros"),
 }
 
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that a feature can be; beyond it there is infinity."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -200,17 +203,19 @@ class Preprocessor:
 def numbers(values: pd.Series[Any]) -> NDArray[np.float64]:
     """Read a column as float64, missing values as NaN; refuse words and infinities by row.
 
+    A number that float32 cannot hold would become an infinity.
+
     Examples
     --------
     >>> numbers(pd.Series(["1", None, 2.5], dtype=object)).tolist()
     [1.0, nan, 2.5]
     """
     x = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = (np.isnan(x) & values.notna().to_numpy()) | np.isinf(x)
+    bad = (np.isnan(x) & values.notna().to_numpy()) | (np.abs(x) > LARGEST)
     if bad.any():
         raise DataError(
             f"column '{values.name}': row {values.index[int(np.argmax(bad))]} "
-            "is not a finite number"
+            f"is not a finite number, or is beyond {LARGEST:.1e}"
         )
     return x
 

@@ -69,18 +69,18 @@ def in_rows(text: str, frame: pd.DataFrame | pd.Series[Any], bad: NDArray[np.boo
 class DataProblemsError(DataError):
     """Data that cannot be used, with everything that was found wrong in `problems`."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], left: str = "nothing was trained") -> None:
         self.problems = tuple(problems)
         n = len(self.problems)
-        lines = [f"{n} problem{'s'[: n > 1]} with the data; nothing was trained"]
+        lines = [f"{n} problem{'s'[: n > 1]} with the data; {left}"]
         lines += [f"- {problem}" for problem in self.problems]
         if any(problem.rows for problem in self.problems):
             lines.append("(row 1 is the first below the header; contents of cells are not shown)")
         super().__init__("\n".join(lines))
 
 
-def raise_if_any(problems: Iterable[Problem]) -> None:
-    """Raise `DataProblemsError` unless there is none."""
+def raise_if_any(problems: Iterable[Problem], left: str = "nothing was trained") -> None:
+    """Raise `DataProblemsError` unless there is none; `left` says what was left undone."""
     found = list(dict.fromkeys(problems))
     if found:
-        raise DataProblemsError(found)
+        raise DataProblemsError(found, left)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evenfed.core.errors import suggest
 from evenfed.data.dataset import Groups
-from evenfed.data.preprocess import level_codes
+from evenfed.data.preprocess import LARGEST, level_codes
 from evenfed.data.problems import Problem, in_rows
 from evenfed.data.silo_files import Part, as_levels, parsed
 
@@ -25,8 +25,12 @@ MISSING = "missing"
 """The level of a sensitive column whose missing values are a group of their own."""
 
 
-def check(part: Part, schema: SiloSchema, skip: Collection[str] = ()) -> list[Problem]:
+def check(
+    part: Part, schema: SiloSchema, skip: Collection[str] = (), *, policies: bool = True
+) -> list[Problem]:
     """Everything that is wrong with a client's rows, but for columns to `skip`.
+
+    `policies`: whether there are any for missing values, so that one can be advised.
 
     Examples
     --------
@@ -51,11 +55,12 @@ def check(part: Part, schema: SiloSchema, skip: Collection[str] = ()) -> list[Pr
         return [*problems, part.at(Problem("there are no rows"))]
     for column in named:
         if column not in gone:
-            problems += [part.at(found, column) for found in _column(frame, column, schema)]
+            found = _column(frame, column, schema, policies)
+            problems += [part.at(problem, column) for problem in found]
     return problems
 
 
-def _column(frame: pd.DataFrame, column: str, schema: SiloSchema) -> list[Problem]:
+def _column(frame: pd.DataFrame, column: str, schema: SiloSchema, policies: bool) -> list[Problem]:
     if column == schema.label:
         return _label(frame, schema)
     problems = []
@@ -64,7 +69,9 @@ def _column(frame: pd.DataFrame, column: str, schema: SiloSchema) -> list[Proble
     policy = schema.missing.get(column, "error")
     if policy == "error" and values.isna().any():
         advice = "level" if sensitive or column in schema.categorical else "mean"
-        text = f"missing values; choose a policy, e.g. --missing {column}={advice}"
+        text = "missing values"
+        if policies:
+            text += f"; choose a policy, e.g. --missing {column}={advice}"
         problems.append(in_rows(text, frame, values.isna().to_numpy()))
     if column in schema.numeric and not sensitive:
         return problems + _numbers(values)
@@ -87,6 +94,10 @@ def _numbers(values: pd.Series[Any]) -> list[Problem]:
         problems.append(in_rows("text where numbers belong", values, words))
     if np.isinf(x).any():
         problems.append(in_rows("infinite values", values, np.isinf(x)))
+    large = np.isfinite(x) & (np.abs(x) > LARGEST)
+    if large.any():
+        text = f"numbers beyond {LARGEST:.1e}, the largest that a model can take"
+        problems.append(in_rows(text, values, large))
     return problems
 
 

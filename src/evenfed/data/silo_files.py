@@ -128,10 +128,30 @@ def read_frame(path: Path) -> tuple[pd.DataFrame | None, list[Problem]]:
         if not name.strip():
             text = f"column {place} has no name: name it, or leave it out (to_csv(index=False))"
             problems.append(Problem(text, str(path)))
+        if "\0" in name:
+            problems.append(Problem(f"the name of column {place} holds a NUL byte", str(path)))
     frame.columns = pd.Index(names)
     frame = frame.loc[:, ~frame.columns.duplicated()]
     frame.index = pd.RangeIndex(1, len(frame) + 1)
-    return frame, problems
+    return frame, [*problems, *_nul_bytes(path, frame)]
+
+
+def _nul_bytes(path: Path, frame: pd.DataFrame) -> list[Problem]:
+    """Cells with a NUL byte: a damaged file, and text that other programs cut off there."""
+    problems = []
+    for column in frame.columns:
+        values = frame[column]
+        if pd.api.types.is_numeric_dtype(values.dtype):
+            continue
+        try:
+            codes, known = pd.factorize(values, use_na_sentinel=True)
+        except TypeError:  # lists and the like, which are no text
+            continue
+        odd = np.array([*(isinstance(v, str) and "\0" in v for v in known), False])
+        if odd.any():
+            found = in_rows("a cell holds a NUL byte", frame, odd[codes])
+            problems.append(Part("", path, frame).at(found, str(column)))
+    return problems
 
 
 class _UnreadableError(Exception):

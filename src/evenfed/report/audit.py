@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from evenfed.core.errors import counted
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.answers.clients import clients
 from evenfed.report.answers.groups import groups
@@ -39,8 +40,8 @@ def page_of(result: Audit, command: str) -> Page:
     found = [_limits(result), clients(chapter), groups(chapter)]
     return Page(
         title=f"Audit of {name}",
-        lead=f"An existing model, scored on {measured['task']['tested_on']} rows of "
-        f"{measured['task']['clients']} clients.",
+        lead=f"An existing model, scored on {counted(measured['task']['tested_on'], 'row')} of "
+        f"{counted(measured['task']['clients'], 'client')}.",
         parts=[Part("", [section for section in found if section is not None])],
         failures=[],
         settings=_settings(command),

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts, count_classes, count_values
-from evenfed.core.errors import ConfigError, DataError, EvenfedError, suggest
+from evenfed.core.errors import ConfigError, DataError, EvenfedError, counted, suggest
+from evenfed.data.problems import SHOWN, Problem, raise_if_any
 from evenfed.metrics.bootstrap import Interval, Statistic, intervals
 from evenfed.metrics.client import FloatArray, accuracy
 from evenfed.metrics.group import group_values
 from evenfed.metrics.regression import regression_values
-from evenfed.runs.audit_data import AuditData, Rows
+from evenfed.runs.audit_data import LEFT, AuditData, Rows
 from evenfed.runs.audited import Audited
 from evenfed.runs.evaluation import Evaluation
 from evenfed.runs.shares import rates
@@ -29,6 +30,8 @@ _CLASSES = (
     "demographic_parity", "equal_opportunity", "equalized_odds", "accuracy",
 )  # fmt: skip
 _NUMBERS = ("mean_prediction", "mean_residual", "mean_squared_error")
+FEW = 30
+"""A group or a client with fewer rows is called too small to judge."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,11 @@ class Audit:
         """Limits that the model does not keep."""
         return tuple(limit for limit in self.limits if limit.broken)
 
+    @property
+    def small_groups(self) -> tuple[str, ...]:
+        """Groups with too few rows to judge, also those with none."""
+        return tuple(label for label, n in _group_sizes(self.evaluation).items() if n < FEW)
+
     def measured(self) -> dict[str, Any]:
         """Everything as plain values, as a report or a program reads it."""
         evaluation, schema = self.evaluation, self.evaluation.schema
@@ -170,6 +178,7 @@ class Audit:
             "clients": {str(k): _clean(v) for k, v in clients.to_dict("index").items()},
             "limits": [limit.table() for limit in self.limits],
             "passed": not self.broken,
+            "small_groups": list(self.small_groups),
             "notes": list(self.notes),
         }
 
@@ -196,14 +205,22 @@ def audit(
     wanted = wanted or Wanted()
     disparity = wanted.metric(model.regression)
     order = _order(model, data)
-    counted = [_counted(model, data, rows, order) for rows in data.rows]
-    counts = trees.stack([counts for counts, _ in counted])
-    squares = torch.stack([squares for _, squares in counted])
+    scored, problems = [], []
+    for rows in data.rows:
+        try:
+            scored.append(_counted(model, data, rows, order))
+        except DataError as error:
+            problems.append(Problem(str(error), rows.file, client=rows.client))
+            problems += rows.doubts
+    raise_if_any(problems, LEFT)
+    counts = trees.stack([counts for counts, _ in scored])
+    squares = torch.stack([squares for _, squares in scored])
     names = tuple(rows.client for rows in data.rows)
     evaluation = Evaluation(data.schema, "audit", names, counts)
     found = _intervals(evaluation, disparity, squares, seed, n)
     limits = tuple(_limits(wanted, disparity, evaluation, found))
-    return Audit(model, evaluation, disparity, found, limits, _notes(data))
+    notes = (*data.schema.notes, *data.notes, *_small(evaluation, disparity))
+    return Audit(model, evaluation, disparity, found, limits, notes)
 
 
 def _order(model: Audited, data: AuditData) -> NDArray[np.int64]:
@@ -218,14 +235,14 @@ def _counted(
     """A client's counts, and its sums of squared losses `(G, C)`."""
     try:
         said, probabilities = model.score(rows.raw)
+    except DataError:
+        raise
     except EvenfedError as error:
         raise type(error)(f"client '{rows.client}': {error}") from None
     except Exception as error:
         # what a foreign library says may hold a client's data
         name = type(error).__name__
-        raise DataError(
-            f"client '{rows.client}': '{model.path.name}' fails on these rows ({name})"
-        ) from None
+        raise DataError(f"'{model.path.name}' fails on these rows ({name})") from None
     groups, weight = len(data.schema.groups), torch.ones(len(rows.y), dtype=torch.float64)
     group, y = torch.from_numpy(np.array(rows.group)), torch.from_numpy(np.array(rows.y))
     if model.regression:
@@ -234,7 +251,7 @@ def _counted(
         whole = count_values(values, y, group, loss, weight, groups)
         return whole, count_values(values, y, group, loss.square(), weight, groups).loss
     if (said < 0).any():
-        raise DataError(f"client '{rows.client}': the model has no prediction for some rows")
+        raise DataError(f"the model has no prediction for {counted(int((said < 0).sum()), 'row')}")
     predicted = torch.from_numpy(order[said])
     loss = torch.full((len(rows.y),), math.nan, dtype=torch.float64)
     if probabilities is not None:
@@ -319,61 +336,43 @@ def _why(metric: str, evaluation: Evaluation) -> str:
     return f"{WORDS[metric]} is undefined on these rows"
 
 
-def _notes(data: AuditData) -> tuple[str, ...]:
-    """Groups and clients too small to say much about."""
-    counts = np.bincount(
-        np.concatenate([rows.group for rows in data.rows]), minlength=len(data.schema.groups)
-    )
-    small = [
-        f"group '{label}' has {int(n)} rows"
-        for label, n in zip(data.schema.groups.labels, counts, strict=True)
-        if n < 10
-    ]
-    return (*data.schema.notes, *small)
+def _group_sizes(evaluation: Evaluation) -> dict[str, int]:
+    """Rows of each group over all clients; nothing where there is but one."""
+    labels = evaluation.schema.groups.labels
+    sizes = evaluation.counts.confusion.sum((0, -2, -1)).tolist()
+    return dict(zip(labels, map(int, sizes), strict=True)) if len(labels) > 1 else {}
+
+
+def _small(evaluation: Evaluation, disparity: str) -> list[str]:
+    """What too few rows say little about: groups, rates of the disparity, clients."""
+    notes = []
+    for label, n in _group_sizes(evaluation).items():
+        if n == 0:
+            notes.append(f"group '{label}' has no row: nothing is said about it")
+        elif n < FEW:
+            notes.append(f"group '{label}' has {counted(n, 'row')}: {_TOO_FEW}")
+    wanted = {"equal_opportunity_difference": (1,), "equalized_odds_difference": (0, 1)}
+    if evaluation.schema.kind == "binary" and len(evaluation.schema.groups) > 1:
+        names = evaluation.schema.class_names
+        rows = evaluation.counts.confusion.sum((0, -1))
+        for g, label in enumerate(evaluation.schema.groups.labels):
+            for c in wanted.get(disparity, ()):
+                n, whole = int(rows[g, c]), int(rows[g].sum())
+                if n < FEW <= whole:
+                    notes.append(
+                        f"group '{label}' has {counted(n, 'row')} of class '{names[c]}': {_TOO_FEW}"
+                    )
+    sizes = zip(evaluation.names, evaluation.sizes, strict=True)
+    clients = [f"'{name}' ({int(n)})" for name, n in sizes if n < FEW]
+    if clients:
+        more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
+        who = f"client{'s'[: len(clients) > 1]} {', '.join(clients[:SHOWN])}{more}"
+        notes.append(f"rows of {who}: {_TOO_FEW}")
+    return notes
+
+
+_TOO_FEW = f"too few to judge (fewer than {FEW})"
 
 
 def _clean(values: dict[Any, Any]) -> dict[str, float | None]:
     return {str(k): float(v) if math.isfinite(v) else None for k, v in values.items()}
-
-
-def text(result: Audit) -> str:
-    """The audit as lines."""
-    task = result.measured()["task"]
-    lines = [
-        f"audit of {result.model.path.name}: {task['clients']} clients, {task['tested_on']} rows"
-        + (f", groups by {', '.join(task['sensitive'])}" if len(task["groups"]) > 1 else "")
-    ]
-    for name, found in result.intervals.items():
-        lines.append(f"  {name.replace('_', ' '):<34} {_shown(found)}")
-    if len(task["groups"]) > 1:
-        lines += ["by group", _frame(result.groups())]
-    lines += ["by client", _frame(result.clients())]
-    lines += [f"note: {note}" for note in result.notes]
-    lines += [limit.text for limit in result.limits]
-    return "\n".join(lines)
-
-
-def _shown(found: Interval) -> str:
-    if math.isnan(found.estimate):
-        return "undefined"
-    span = "" if found.low is None else f"  95 % interval {found.low:.3f} to {found.high:.3f}"
-    return f"{found.estimate:.3f}{span}"
-
-
-def _frame(frame: pd.DataFrame) -> str:
-    """Rates with their intervals in one column."""
-    shown = {}
-    for name in frame.columns:
-        if str(name).endswith(("_low", "_high")):
-            continue
-        low, high = frame.get(f"{name}_low"), frame.get(f"{name}_high")
-        values = ["undefined" if math.isnan(v) else f"{v:.3f}".removesuffix(".000")
-                  for v in frame[name]]  # fmt: skip
-        if low is not None and high is not None:
-            values = [
-                value if math.isnan(a) else f"{value} ({a:.3f}-{b:.3f})"
-                for value, a, b in zip(values, low, high, strict=True)
-            ]
-        shown[str(name).replace("_", " ")] = values
-    text = pd.DataFrame(shown, index=frame.index).to_string()
-    return "\n".join(f"  {line}" for line in text.splitlines())

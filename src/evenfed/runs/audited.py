@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from evenfed.core import models
 from evenfed.core.errors import ConfigError, DataError, ModelError
 from evenfed.data.dataset import Kind
-from evenfed.data.inputs import Columns, check_columns
+from evenfed.data.inputs import MISSING, Columns, check_columns
 from evenfed.data.preprocess import level_codes, numbers
 from evenfed.runs.config import toml_value
 from evenfed.runs.onnx_model import session
@@ -39,10 +39,18 @@ class Audited:
         Class names in the order of the codes; empty for regression.
     columns : tuple of str
         Raw columns that it needs; empty where it takes arrays or texts.
-    words : frozenset of str
-        Columns that it reads as words, also where they look like numbers (codes such as 007).
     score : callable
         From raw rows to `Scores`.
+    words : frozenset of str
+        Columns that it reads as words, also where they look like numbers (codes such as 007).
+    numbers : frozenset of str
+        Columns that must be numbers. Of a column that is in neither it is not known.
+    gaps : frozenset of str
+        Those of `words` and `numbers` that may have missing values.
+    seen : mapping of column to levels
+        Levels of features and sensitive columns in the training data, where they are known.
+    closed : frozenset of str
+        Columns in which it cannot take another level.
     """
 
     path: Path
@@ -50,6 +58,10 @@ class Audited:
     columns: tuple[str, ...]
     score: Callable[[Any], Scores]
     words: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()
+    gaps: frozenset[str] = frozenset()
+    seen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
 
     @property
     def regression(self) -> bool:
@@ -111,16 +123,28 @@ def _unused(path: Path, how: How, *options: str) -> None:
 def _exported(path: Path) -> Audited:
     model = load_model(path)
     inputs = model.description.inputs
+    groups = model.description.schema.groups
+    seen: dict[str, Sequence[str]] = {}
+    if len(groups) > 1:
+        seen.update(zip(groups.names, groups.levels, strict=True))
+    reads: dict[str, Any] = {"seen": seen}
     names: tuple[str, ...] = ()
-    words: frozenset[str] = frozenset()
     if isinstance(inputs, Columns):
-        names, words = inputs.names, frozenset(name for name, _, _ in inputs.words)
+        names = inputs.names
+        seen.update({name: tuple(levels) for name, levels, _ in inputs.words})
+        filled = [c.name for c in inputs.numeric if c.fill is not None]
+        filled += [name for name, _, absent in inputs.words if absent != MISSING]
+        reads |= {
+            "words": frozenset(name for name, _, _ in inputs.words),
+            "numbers": frozenset(c.name for c in inputs.numeric), "gaps": frozenset(filled),
+            "closed": frozenset(inputs.code.names if inputs.code else ()),
+        }  # fmt: skip
 
     def score(rows: Any) -> Scores:
         found = model.scored(rows)
         return found[0], np.asarray(found[1], dtype=np.float64) if model.classes else None
 
-    return Audited(path, model.classes, names, score, words)
+    return Audited(path, model.classes, names, score, **reads)
 
 
 def parse_architecture(text: str) -> tuple[str, dict[str, Any]]:
@@ -185,7 +209,7 @@ def _weights(path: Path, how: How, features: Sequence[str]) -> Audited:
             return (out.reshape(-1) > 0).long().numpy(), torch.stack([1 - p, p], -1).numpy()
         return out.argmax(-1).numpy(), out.double().softmax(-1).numpy()
 
-    return Audited(path, classes, tuple(features), score)
+    return Audited(path, classes, tuple(features), score, numbers=frozenset(features))
 
 
 def _matrix(rows: pd.DataFrame, features: Sequence[str]) -> NDArray[np.float64]:
@@ -203,6 +227,7 @@ _ONNX_TYPES = {
     "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
 }  # fmt: skip
+_FLOATS = ("tensor(float)", "tensor(double)")
 
 
 def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
@@ -222,6 +247,12 @@ def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
     else:
         _unused(path, how, "features")
     columns = tuple(features) if whole else tuple(inputs)
+    reads: dict[str, Any] = {"numbers": frozenset(columns)}
+    if not whole:
+        types = {name: value.type for name, value in inputs.items()}
+        words = frozenset(name for name, type in types.items() if type == "tensor(string)")
+        floats = {name for name, type in types.items() if type in _FLOATS}
+        reads = {"words": words, "numbers": frozenset(columns) - words, "gaps": words | floats}
 
     def feeds(rows: pd.DataFrame) -> dict[str, NDArray[Any]]:
         check_columns(columns, rows)
@@ -240,6 +271,7 @@ def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
         return Audited(
             path, (), columns,
             lambda rows: (np.asarray(opened.run(None, feeds(rows))[others[0]]).reshape(-1), None),
+            **reads,
         )  # fmt: skip
     if not others:
         raise ModelError(f"'{path.name}' gives labels without probabilities: it is not audited")
@@ -261,8 +293,7 @@ def _onnx(path: Path, how: How, features: Sequence[str]) -> Audited:
             return np.asarray(found[labels[0]], dtype=np.int64).reshape(-1), p
         return p.argmax(-1), p
 
-    words = frozenset(name for name, value in inputs.items() if value.type == "tensor(string)")
-    return Audited(path, classes, columns, score, words)
+    return Audited(path, classes, columns, score, **reads)
 
 
 def _number_type(path: Path, name: str, type: str) -> Any:
@@ -354,4 +385,5 @@ def _skops(path: Path, how: How, features: Sequence[str]) -> Audited:
         has = hasattr(model, "predict_proba")
         return codes, np.asarray(model.predict_proba(given), np.float64) if has else None
 
-    return Audited(path, classes, columns, score)
+    numbers = frozenset() if names is not None else frozenset(columns)
+    return Audited(path, classes, columns, score, numbers=numbers)
