@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from evenfed.core.graphs import flippable, fused_step, hoisted, simplify
+from evenfed.core.recording import record
 
 CLIENTS, ROWS, INPUTS, HIDDEN = 3, 40, 160, 120
 
@@ -39,7 +39,7 @@ def inputs(classes: int) -> list[Tensor]:
 @pytest.mark.parametrize("classes", [2, 10, 20])
 def test_log_softmax_with_the_classes_first_gives_the_same_gradient(classes: int) -> None:
     args = inputs(classes)
-    graph = make_fx(gradient)(*args)
+    graph = record(gradient, args)
     simplify(graph)
     axis = next(n.args[1] for n in graph.graph.nodes if "_log_softmax." in str(n.target))
     assert axis == (0 if classes < 16 else 2)
@@ -49,7 +49,7 @@ def test_log_softmax_with_the_classes_first_gives_the_same_gradient(classes: int
 
 def test_a_matrix_held_transposed_takes_the_same_step() -> None:
     args = inputs(10)
-    graph = make_fx(gradient)(*args)
+    graph = record(gradient, args)
     simplify(graph)
     # the second matrix is also read as it is, for the gradient of the hidden layer
     assert flippable(graph, 2) == (True, False)
@@ -64,14 +64,14 @@ def test_a_matrix_held_transposed_takes_the_same_step() -> None:
 def test_small_matrices_are_not_turned() -> None:
     args = inputs(10)
     args[0], args[1], args[2] = args[0][:, :8], args[1][:, :, :8].contiguous(), args[2]
-    graph = make_fx(gradient)(*args)
+    graph = record(gradient, args)
     simplify(graph)
     assert flippable(graph, 2) == (False, False)
 
 
 def test_what_steady_inputs_decide_is_computed_before() -> None:
     args = inputs(10)
-    graph = make_fx(gradient)(*args)
+    graph = record(gradient, args)
     simplify(graph)
     before, rest = hoisted(graph, (4,))
     fixed = before(args[4])
@@ -85,7 +85,7 @@ def test_what_steady_inputs_decide_is_computed_before() -> None:
 
 def test_a_step_may_be_split_too() -> None:
     args = inputs(10)
-    graph = make_fx(gradient)(*args)
+    graph = record(gradient, args)
     simplify(graph)
     before, rest = hoisted(fused_step(graph, 2), (5,))
     held = [args[0].clone(), args[1].clone()]

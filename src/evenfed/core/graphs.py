@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from evenfed.core.recording import Seen
+
 aten = torch.ops.aten
 Run = Callable[..., Sequence[Tensor]]
 
@@ -51,9 +53,8 @@ def simplify(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _value(node: Any) -> Tensor | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, Tensor) else None
+def _value(node: Any) -> Seen | None:
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 def _shape(node: Any) -> list[int] | None:

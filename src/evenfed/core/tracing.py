@@ -2,7 +2,7 @@
 
 `vmap(grad(f))` costs about a millisecond of dispatch a call before any arithmetic. Client
 functions are pure and their randomness is data, so the operations they dispatch depend on shapes
-alone: `make_fx` records them once and the record runs several times faster. A function that cannot
+alone: they are recorded once, and the record runs several times faster. A function that cannot
 be recorded runs as it is.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from evenfed.core.graphs import Run, flippable, fused_step, hoisted, simplify
+from evenfed.core.recording import record
 
 _KEPT = 256
 """Traces that are kept."""
@@ -166,8 +166,7 @@ def _trace(
     # a trace that fails means only that the function keeps its slower form: if the function
     # itself is at fault, running it says so
     try:
-        with torch.enable_grad():
-            graph = make_fx(function)(*args)
+        graph = record(function, args)
     except Exception:
         return Eager(function, found, n_params)
     simplify(graph)
