@@ -320,16 +320,60 @@ def test_sentences_say_on_how_few_examples_they_rest(run: Path) -> None:
     assert "test examples" not in " ".join(_section(Record.read(run), "groups").sentences)
 
 
-def test_the_positive_prediction_is_named(run: Path) -> None:
+def test_the_favourable_prediction_is_named(run: Path) -> None:
     record = Record.read(run)
     assert record.measured is not None
-    label = record.measured["task"]["label"]
-    said = _section(record, "groups").sentences[0]
-    assert said.startswith(f"The positive prediction of {label} goes to ")
+    assert record.measured["task"]["class_names"] == ["refused", "approved"]
+    section = _section(record, "groups")
+    assert section.sentences[0].startswith("The prediction decision = approved goes to ")
+    assert "Selection rate: the share for which decision = approved is predicted." in section.notes
+    assert "predict decision (refused or approved)" in _section(record, "trained").sentences[0]
+
+
+def test_a_run_that_did_not_record_class_names_takes_them_from_its_settings(run: Path) -> None:
+    record = Record.read(run)
+    measured = json.loads(json.dumps(record.measured))
+    del measured["task"]["class_names"]
+    older = replace(record, measured=measured)
+    said = _section(older, "groups").sentences[0]
+    assert said.startswith("The positive prediction of decision goes to ")
+    assert "predict decision (two classes)" in _section(older, "trained").sentences[0]
     data = DataConfig.model_validate({**record.config.data.model_dump(), "classes": ["no", "yes"]})
-    named = replace(record, config=record.config.model_copy(update={"data": data}))
+    named = replace(older, config=record.config.model_copy(update={"data": data}))
     said = _section(named, "groups").sentences[0]
-    assert said.startswith(f"The prediction {label} = yes goes to ")
+    assert said.startswith("The prediction decision = yes goes to ")
+
+
+def test_the_worst_tail_is_left_out_where_it_is_the_worst_client(run: Path) -> None:
+    record = Record.read(run)
+    measured = json.loads(json.dumps(record.measured))
+    shown = [row[0] for row in _section(record, "good").grids[0].rows]
+    assert "worst client ↑" in shown
+    assert not any("% of clients" in name for name in shown)
+    measured["metrics"]["clients"] = 20.0
+    many = replace(record, measured=measured)
+    shown = [row[0] for row in _section(many, "good").grids[0].rows]
+    assert "worst 10 % of clients ↑" in shown
+
+
+def test_a_study_says_of_how_many_clients_and_examples_its_worst_one_is(study: Path) -> None:
+    page = page_of(opened(study))
+    section = next(s for s in page.parts[0].sections if s.key.startswith("clients"))
+    frames = [pd.read_parquet(f / CLIENTS) for f in (study / "runs").glob("*-synthetic-*")
+              if (f / CLIENTS).is_file()]  # fmt: skip
+    totals = {int(frame["examples"].sum()) for frame in frames}
+    assert {len(frame) for frame in frames} == {3}
+    assert len(totals) == 1, "seeds deal data of one size here"
+    assert section.sentences[0].startswith(f"Of 3 clients with {totals.pop():,} test examples, ")
+    method = re.search(r"fares best with (\w+):", section.sentences[0])
+    assert method is not None
+    sizes = []
+    for seed in (0, 1):
+        frame = pd.read_parquet(study / "runs" / f"{method[1]}-synthetic-{seed}" / CLIENTS)
+        sizes.append(frame.loc[frame["accuracy"].idxmin(), "examples"])
+    low, high = min(sizes), max(sizes)
+    words = f"{low} test examples" if low == high else f"{low} to {high} test examples"
+    assert f"mean over seeds ({words})" in section.sentences[0]
 
 
 def test_a_client_without_test_examples_is_listed(run: Path) -> None:

@@ -249,3 +249,37 @@ def test_a_difference_without_spread_is_no_clear_one() -> None:
     """Two seeds on few test examples: both differ by just one example."""
     assert _tied({0: 0.9, 1: 0.8}, {0: 0.8, 1: 0.7}, 0.95)
     assert not _tied({0: 0.9, 1: 0.801}, {0: 0.8, 1: 0.7}, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high"),
+    [
+        ("accuracy", 0.0, 1.0), ("client_accuracy_min", 0.0, 1.0),
+        ("demographic_parity_difference", 0.0, 1.0), ("client_loss_jain_index", 0.0, 1.0),
+        ("client_accuracy_angle", 0.0, math.inf), ("loss_group_max", 0.0, math.inf),
+        ("clients", -math.inf, math.inf),
+    ],
+)  # fmt: skip
+def test_intervals_end_where_a_metric_does(metric: str, low: float, high: float) -> None:
+    """Student's interval of 0.99 and 0.01 is 0.5 +- 6.2."""
+    runs = [Measurements("a", {0: {metric: 0.99}, 1: {metric: 0.01}}, {})]
+    part = tables.section("d", runs, [metric])
+    summary = part.rows[0].cells[metric].summary
+    assert summary is not None
+    row = tables.frame([part]).loc[("d", "a"), metric]
+    assert (row["low"], row["high"]) == (max(summary.low, low), min(summary.high, high))
+    assert row["mean"] == pytest.approx(0.5)
+    assert summary.low < -5
+    assert summary.high > 6
+
+
+def test_ends_that_are_told_to_a_program_are_those_of_the_table(small: Study) -> None:
+    table = small.table()
+    found = 0
+    for row in small.measured()["rows"]:
+        for metric, value in row["metrics"].items():
+            low, high = table.loc[(row["dataset"], row["method"]), metric][["low", "high"]]
+            if value["low"] is not None:
+                assert (value["low"], value["high"]) == (low, high)
+                found += not 0.0 < low <= high < 1.0 and "accuracy" in metric
+    assert found, "some interval over these seeds reaches an end"

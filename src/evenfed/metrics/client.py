@@ -161,7 +161,8 @@ def parity_ratio(values: npt.ArrayLike) -> float:
     return float(divide(vector.min(), vector.max()))
 
 
-def _tail_size(share: float, m: int) -> int:
+def tail_size(share: float, m: int) -> int:
+    """Clients in a tail that is this share of `m` clients: at least one."""
     if not 0 < share <= 1:
         raise DataError(f"a tail is a share in (0, 1], got {share}")
     # 0.29 * 100 is 28.999... in floating point and means 29 clients.
@@ -177,7 +178,7 @@ def lowest(values: npt.ArrayLike, share: float = 0.1) -> float:
     0.375
     """
     vector = np.sort(_vector(values))
-    return float(vector[: _tail_size(share, vector.size)].mean())
+    return float(vector[: tail_size(share, vector.size)].mean())
 
 
 def highest(values: npt.ArrayLike, share: float = 0.1) -> float:
@@ -189,7 +190,7 @@ def highest(values: npt.ArrayLike, share: float = 0.1) -> float:
     0.875
     """
     vector = np.sort(_vector(values))
-    return float(vector[-_tail_size(share, vector.size) :].mean())
+    return float(vector[-tail_size(share, vector.size) :].mean())
 
 
 def coefficient_of_variation(values: npt.ArrayLike) -> float:

@@ -124,7 +124,8 @@ class Study:
         -------
         DataFrame
             Rows (dataset, method), columns (metric, mean | low | high) and (runs, seeds | note).
-            With one seed there is no interval: low and high are NaN, and the note says so.
+            With one seed there is no interval: low and high are NaN, and the note says so. Ends
+            of an interval that a metric cannot reach are cut: a share lies in [0, 1].
         """
         return tables.frame(self.sections(metrics))
 
@@ -178,7 +179,11 @@ class Study:
         rows = []
         for part in self.sections():
             for row in part.rows:
-                cells = {m: c.summary for m, c in row.cells.items() if c.summary is not None}
+                cells = {
+                    m: tables.within(m, c.summary)
+                    for m, c in row.cells.items()
+                    if c.summary is not None
+                }
                 values = {
                     m: {k: _finite(v) for k, v in asdict(s).items()} for m, s in cells.items()
                 }

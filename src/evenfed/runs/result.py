@@ -321,6 +321,7 @@ class Result(WithFronts):
             "kind": schema.kind,
             "label": schema.label,
             "classes": schema.classes,
+            "class_names": list(schema.class_names),
             "groups": list(schema.groups.labels),
             "sensitive": list(schema.groups.names),
             "clients": len(self.data),

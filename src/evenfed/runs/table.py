@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
 
 from evenfed.core.errors import ConfigError, suggest
 from evenfed.metrics.bootstrap import SeedSummary, over_seeds
+from evenfed.metrics.client import tail_size
 
 CLASSIFICATION = (
     "accuracy", "client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_tail",
@@ -41,6 +42,7 @@ _SPREAD = (
     "std", "variance", "gap", "difference", "to_overall", "coefficient_of_variation", "angle",
     "kl_to_uniform", "gini",
 )  # fmt: skip
+_RATES = ("demographic_parity", "equalized_odds", "equal_opportunity")
 _EVENNESS = ("ratio", "jain_index", "normalised_entropy")
 
 Mark = Literal["", "best", "tie"]
@@ -128,11 +130,52 @@ def higher_is_better(metric: str) -> bool | None:
     return True if "accuracy" in metric else None
 
 
+def bounds(metric: str) -> tuple[float, float]:
+    """Between what a metric lies, whatever was measured; infinite where nothing bounds it.
+
+    Examples
+    --------
+    >>> bounds("accuracy"), bounds("client_loss_max"), bounds("r2")
+    ((0.0, 1.0), (0.0, inf), (-inf, inf))
+    """
+    if metric.endswith(("jain_index", "normalised_entropy", "ratio", "gini")):
+        return 0.0, 1.0
+    if metric.endswith(("angle", "kl_to_uniform", "coefficient_of_variation")) or "loss" in metric:
+        return 0.0, math.inf
+    if "accuracy" in metric or metric.startswith(_RATES):
+        return 0.0, 1.0
+    return -math.inf, math.inf
+
+
+def within(metric: str, summary: SeedSummary) -> SeedSummary:
+    """The summary with its interval cut to what the metric can be.
+
+    Student's interval knows nothing of that: three accuracies near 1 have one that ends above it.
+
+    Examples
+    --------
+    >>> within("accuracy", over_seeds([1.0, 0.9])).high
+    1.0
+    """
+    if math.isnan(summary.low) or math.isnan(summary.high):
+        return summary
+    low, high = bounds(metric)
+    return replace(summary, low=max(summary.low, low), high=min(summary.high, high))
+
+
 def default_metrics(measured: Mapping[str, Any]) -> tuple[str, ...]:
-    """Columns for a run, by its kind of prediction and whether it has groups."""
+    """Columns for a run, by its kind of prediction and whether it has groups.
+
+    Where the worst tail is one client, the worst client stands there alone.
+    """
     if measured["task"]["kind"] == "regression":
         return REGRESSION
-    return CLASSIFICATION + (GROUPS if len(measured["task"]["groups"]) > 1 else ())
+    metrics = measured["metrics"]
+    clients, tail = metrics.get("clients"), metrics.get("tail")
+    single = bool(clients and tail) and tail_size(tail, int(clients)) == 1
+    return tuple(
+        name for name in CLASSIFICATION if not (single and name == "client_accuracy_worst_tail")
+    ) + (GROUPS if len(measured["task"]["groups"]) > 1 else ())
 
 
 def section(
@@ -269,14 +312,18 @@ def legend(seeds: int, best: str, tie: str = "≈", level: float = 0.95) -> str:
 
 
 def frame(sections: Sequence[Section]) -> pd.DataFrame:
-    """Rows (dataset, method), columns (metric, mean | low | high) and (runs, seeds | note)."""
+    """Rows (dataset, method), columns (metric, mean | low | high) and (runs, seeds | note).
+
+    Intervals are cut to what a metric can be: those of shares to 0 and 1.
+    """
     rows: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
     for part in sections:
         for row in part.rows:
             values: dict[tuple[str, str], Any] = {}
             for metric, cell in row.cells.items():
+                found = None if cell.summary is None else within(metric, cell.summary)
                 for stat in ("mean", "low", "high"):
-                    values[metric, stat] = getattr(cell.summary, stat, math.nan)
+                    values[metric, stat] = getattr(found, stat, math.nan)
             single = "one seed, hence no interval" if row.seeds == 1 else ""
             note = "; ".join(part for part in (row.note, single) if part)
             values["runs", "seeds"], values["runs", "note"] = row.seeds, note

@@ -64,6 +64,21 @@ class Chapter:
         return bool(self.first["task"]["kind"] == "regression")
 
     @property
+    def classes(self) -> list[str]:
+        """Names of the classes: as measured, or, by older runs, as set; empty: not known."""
+        names = self.first["task"].get("class_names")
+        if names is None:
+            names = self.done[0].config.data.options.get("classes")
+        count = self.first["task"]["classes"]
+        return list(names) if isinstance(names, list | tuple) and len(names) == count else []
+
+    @property
+    def favourable(self) -> str:
+        """The prediction that is counted as selected, e.g. `decision = approved`; or nothing."""
+        names = self.classes
+        return f"{self.first['task']['label']} = {names[1]}" if len(names) == 2 else ""
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds, in order."""
         return list(dict.fromkeys(r.seed for r in self.records))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -125,12 +125,35 @@ def _compared(chapter: Chapter, value: str) -> list[str]:
     if not means:
         return []
     rank = sorted(means, key=lambda m: means[m], reverse=value != "loss")
+    frames = [_frame(record, value) for record in chapter.done]
+    clients = _range((len(frame) for frame in frames), "client")
+    examples = _range((frame["examples"].sum() for frame in frames), "test example")
     said = (
-        f"The client that is served worst fares best with {rank[0]}: {value} "
-        f"{number(means[rank[0]])}, mean over seeds"
+        f"Of {clients} with {examples}, the one that is served worst fares best with {rank[0]}: "
+        f"{value} {number(means[rank[0]])}, mean over seeds ({_resting(chapter, rank[0], value)})"
     )
-    least = f"; it fares worst with {rank[-1]}: {number(means[rank[-1]])}" if len(rank) > 1 else ""
+    least = ""
+    if len(rank) > 1:
+        last = rank[-1]
+        least = (
+            f"; it fares worst with {last}: {number(means[last])} "
+            f"({_resting(chapter, last, value)})"
+        )
     return [f"{said}{least}."]
+
+
+def _range(values: Iterable[float], noun: str) -> str:
+    """A number with its noun; from the lowest to the highest where seeds deal the data anew."""
+    found = [float(v) for v in values]
+    low, high = min(found), max(found)
+    return count(high, noun) if low == high else f"{low:,.0f} to {count(high, noun)}"
+
+
+def _resting(chapter: Chapter, method: str, value: str) -> str:
+    """The test examples of the worst client, in each of the method's runs."""
+    sizes = [_frame(record, value)["examples"].iloc[0] for record in chapter.of(method)]
+    few = ", too few to judge" if min(sizes) < FEW else ""
+    return _range(sizes, "test example") + few
 
 
 def _worst(chapter: Chapter, value: str) -> Grid:

@@ -54,14 +54,15 @@ def groups(chapter: Chapter) -> Section | None:
         grids.append(inside)
     how = (
         "Intervals (95 %): Wilson's for a share in one run, normal for a mean loss; Student's t "
-        "over the seeds of a study, cut at 0 and 1 for a share."
+        "over the seeds of a study; cut at 0 and 1 for a share, at 0 for a loss."
         if rates else "Intervals (95 %): Student's t over seeds."
     )  # fmt: skip
     if chapter.regression and len(chapter.seeds) == 1:
         how += " A mean loss of one run has none: clients send no squares of losses in regression."
-    return Section(
-        "groups", "Is it fair to groups?", _said(chapter, rates), figures, grids, [how, FEW_NOTE]
-    )
+    notes = [how, FEW_NOTE]
+    if rates and chapter.favourable:
+        notes.insert(0, f"Selection rate: the share for which {chapter.favourable} is predicted.")
+    return Section("groups", "Is it fair to groups?", _said(chapter, rates), figures, grids, notes)
 
 
 def completed(cells: pd.DataFrame) -> pd.DataFrame:
@@ -128,8 +129,10 @@ def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
         spans = [_span(chapter, chapter.done[:1], g, names["selection_rate"], 0)
                  for g in run["task"]["groups"]]  # fmt: skip
         spans = [s for s in spans if math.isfinite(s.value)]
+        label, chosen = run["task"]["label"], chapter.favourable
+        what = f"prediction {chosen}" if chosen else f"positive prediction of {label}"
         said.append(
-            f"{_positive(chapter)} goes to "
+            f"The {what} goes to "
             + listed(
                 f"{percent(s.value)} of {s.part}"
                 f"{between((s.low, s.high), run['groups'][s.part]['examples'])}"
@@ -149,15 +152,6 @@ def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
         few = between(None, run["groups"][group]["examples"])
         said.append(f"It is least often right for {group}: in {percent(value)} of cases{few}.")
     return said
-
-
-def _positive(chapter: Chapter) -> str:
-    """The positive prediction, by the name of its class where the settings of the data tell it."""
-    label = chapter.first["task"]["label"]
-    names = chapter.done[0].config.data.options.get("classes")
-    if isinstance(names, list | tuple) and len(names) == 2:
-        return f"The prediction {label} = {names[1]}"
-    return f"The positive prediction of {label}"
 
 
 _RESTS = {
@@ -231,7 +225,7 @@ def _loss(own: Sequence[Record], group: str) -> Span:
     found = [math.nan if v is None else v for v in values]
     if len(found) > 1:
         summary = over_seeds(found)
-        return Span("", summary.mean, summary.low, summary.high)
+        return Span("", summary.mean, max(summary.low, 0.0), summary.high)
     cells = own[0].cells
     if cells is None or group not in cells.index.get_level_values("group"):
         return Span("", found[0])
@@ -243,7 +237,7 @@ def _mean_loss(cell: Mapping[Any, Any]) -> Span:
     n, total = float(cell["examples"]), float(cell["loss"])
     span = mean_interval(total, float(cell["loss_squares"]), n) if "loss_squares" in cell else None
     low, high = span if span is not None else (None, None)
-    return Span("", total / n, low, high)
+    return Span("", total / n, None if low is None else max(low, 0.0), high)
 
 
 def _shown(span: Span) -> str:

@@ -6,11 +6,16 @@ from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Section
 from evenfed.report.words import count, listed
 
+_NAMED = 6
+"""Classes that are named; of more the number is said."""
+
 
 def trained(chapter: Chapter) -> Section:
     """The task in plain words."""
     run, task = chapter.first, chapter.first["task"]
     classes = {2: "two classes"}.get(task["classes"], f"{task['classes']} classes")
+    if 0 < len(chapter.classes) <= _NAMED:
+        classes = listed(chapter.classes, "or")
     kind = "a number" if chapter.regression else classes
     own = [m for m in chapter.methods if m not in chapter.references]
     who = task["title"] if chapter.single else count(len(own), "method")
