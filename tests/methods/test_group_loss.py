@@ -16,6 +16,8 @@ from evenfed.engines.exchange import Dropped
 from evenfed.methods.group_loss import Cells, bounds, counted, risks
 from evenfed.methods.multipliers import Multipliers
 from evenfed.methods.pffl import PFFL
+from evenfed.report.answers.chapter import Chapter
+from evenfed.report.page import sections
 
 ALL = torch.tensor([True, True, True])
 
@@ -77,3 +79,30 @@ def test_history_says_nothing_of_groups_that_were_not_seen() -> None:
 def part(examples: Any, client: int) -> Any:
     """All of group 1, but for the first client's, who are of group 0."""
     return replace(examples, group=torch.full_like(examples.group, int(client > 0)))
+
+
+@pytest.mark.parametrize(
+    ("options", "exchanges", "sent"),
+    [
+        ({}, 2, set()),
+        ({"sums": "piggyback"}, 1, {("train", "sums"), ("train", "counts")}),
+        ({"scope": "local"}, 1, set()),
+    ],
+)
+def test_the_ledger_is_of_the_form_that_is_run(
+    options: dict[str, Any], exchanges: int, sent: set[tuple[str, str]]
+) -> None:
+    """Against the exchanges that are made, of which the second round has no count of groups."""
+    method = PFFL(**options)
+    result = ef.train(method, "synthetic", rounds=2, engine="vectorized")
+    assert method.exchanges == exchanges == result.history["exchanges"].iloc[1]
+    trained = {(r.function, r.part) for r in method.reveals if r.function == "train"}
+    assert trained == {("train", "update"), *sent}
+    by_group = [r for r in method.reveals if r.function == "group_losses"]
+    assert all(("for a certificate" in r.meaning) == (exchanges == 1) for r in by_group)
+    assert len(by_group) == 2
+    assert {r.part for r in PFFL.reveals if r.function == "train"} == {"update", "sums", "counts"}
+    text = " ".join(result.measured()["ledger"])
+    assert ("piggyback" in text) == bool(sent)
+    said = next(s for s in sections(Chapter("x", [result.record()])) if s.key == "ledger")
+    assert [row[0] for row in said.grids[0].rows].count("pffl") == len(method.reveals)

@@ -40,6 +40,15 @@ BY_GROUP = (
     Reveal("group_losses", "sums", "sums", "sums of losses by group (and label)", True),
     Reveal("group_losses", "counts", "counts", "numbers of examples by group (and label)", True),
 )
+CARRIED = (
+    Reveal("train", "sums", "sums", "sums of losses by group, with the update (piggyback)", True),
+    Reveal(
+        "train", "counts", "counts", "numbers of examples by group, with the update (piggyback)",
+        True,
+    ),
+)  # fmt: skip
+FINAL = tuple(replace(r, meaning=f"{r.meaning}, once, for a certificate") for r in BY_GROUP)
+"""Where no round asks for the sums alone, only a certificate does."""
 MEASURED = (
     Reveal("measure", "gradient", "model", "gradients at given models, for a certificate", True),
     Reveal("measure", "sums", "sums", "sums of losses by group, for a certificate", True),

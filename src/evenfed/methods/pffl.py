@@ -38,10 +38,22 @@ from evenfed.engines.fold import Weighting
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice, check_not_negative
 from evenfed.methods.certificate import Certify, GroupLossCertificate
 from evenfed.methods.certification import certified
-from evenfed.methods.constrained import BY_GROUP, COUNTED, MEASURED, GroupConstrained
+from evenfed.methods.constrained import (
+    BY_GROUP,
+    CARRIED,
+    COUNTED,
+    FINAL,
+    MEASURED,
+    GroupConstrained,
+)
 from evenfed.methods.group_loss import cell_factors, counted, risks, seen_in
 from evenfed.methods.multipliers import Multipliers, Rule, climbed, first_climb
 from evenfed.methods.saddle import Saddle
+
+FIRST = (
+    COUNTED,
+    Reveal("train", "update", "model", "change of the model by the client's training", True),
+)
 
 
 @dataclass(frozen=True)
@@ -75,23 +87,8 @@ class PFFL(GroupConstrained):
     title: ClassVar[str] = "PFFL"
     paper: ClassVar[str] = "Hu et al., SaTML 2024"
     exchanges: ClassVar[int] = 2
-    reveals: ClassVar[tuple[Reveal, ...]] = (
-        COUNTED,
-        Reveal("train", "update", "model", "change of the model by the client's training", True),
-        *BY_GROUP,
-        Reveal(
-            "train", "sums", "sums", "sums of losses by group, with the update (piggyback)", True
-        ),
-        Reveal(
-            "train",
-            "counts",
-            "counts",
-            "numbers of examples by group, with the update (piggyback)",
-            True,
-        ),
-        *MEASURED,
-        EVALUATION,
-    )
+    reveals: ClassVar[tuple[Reveal, ...]] = (*FIRST, *BY_GROUP, *CARRIED, *MEASURED, EVALUATION)
+    """Of all forms together; an instance has those of its own form."""
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {
         "lambda_bound": (1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
         "dual_lr": (0.5, 2.0, 10.0),
@@ -122,6 +119,10 @@ class PFFL(GroupConstrained):
                 "pffl: with scope='local' multipliers stay at the clients, which send no sums; it "
                 "takes dual='exponentiated' and sums='exchange' only"
             )
+        alone = self.scope == "local" or self.sums == "piggyback"
+        sums = FINAL if self.scope == "local" else (*CARRIED, *FINAL) if alone else BY_GROUP
+        object.__setattr__(self, "reveals", (*FIRST, *sums, *MEASURED, EVALUATION))
+        object.__setattr__(self, "exchanges", 1 if alone else 2)
 
     @property
     def multipliers(self) -> Multipliers:

@@ -60,11 +60,14 @@ def ledger(chapter: Chapter) -> Section:
         assert own[0].measured is not None
         texts = own[0].measured["ledger"]
         try:
-            reveals = own[0].config.built_method().reveals
+            built = own[0].config.built_method()
         except EvenfedError:  # the method lives outside this package and is not registered now
             rows += [[method, text, "", ""] for text in texts]
             continue
-        before |= dict.fromkeys(texts[: len(texts) - len(reveals)])
+        reveals = built.reveals
+        # a run may have been recorded when an instance declared all that its class does
+        known = {r.meaning for r in (*reveals, *type(built).reveals)}
+        before |= dict.fromkeys(text for text in texts if text not in known)
         rows += [[method, r.meaning, r.size, "yes" if r.summed else "no"] for r in reveals]
         if not all(r.summed for r in reveals):
             alone.append(method)
