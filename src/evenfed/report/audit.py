@@ -9,8 +9,8 @@ from evenfed.core.errors import counted
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.answers.clients import clients
 from evenfed.report.answers.groups import groups
-from evenfed.report.page import Page, Part, render
-from evenfed.report.sections import Grid, Section
+from evenfed.report.page import render
+from evenfed.report.sections import Grid, Page, Part, Section
 from evenfed.runs.audit import Audit
 from evenfed.runs.config import DataConfig, RunConfig, versions
 from evenfed.runs.folder import made, write_atomically

@@ -12,8 +12,8 @@ from typing import Any
 
 from evenfed.core.errors import ConfigError
 from evenfed.report.charts import standalone
-from evenfed.report.page import Page, opened, page_of, write_text
-from evenfed.report.sections import Grid, Section
+from evenfed.report.page import opened, page_of, write_text
+from evenfed.report.sections import Grid, Page, Section
 from evenfed.runs.folder import REPORT, write_atomically
 from evenfed.runs.rendering import tex
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from evenfed.report.answers.trained import trained
 from evenfed.report.answers.worked import certificates, geometry
 from evenfed.report.charts import NARROW, WIDE, Figure, draw
 from evenfed.report.panels import panels_of
-from evenfed.report.sections import Section
+from evenfed.report.sections import Page, Part, Section
+from evenfed.report.thinning import LIMIT, fitted
 from evenfed.runs.comparison import Study, StudyRun
 from evenfed.runs.folder import CONFIG, REPORT, write_atomically
 from evenfed.runs.record import Record
@@ -33,31 +34,6 @@ QUESTIONS: tuple[Callable[[Chapter], Section | None], ...] = (
     trained, good, clients, groups, fronts, cost, ledger, converged, certificates, geometry,
 )  # fmt: skip
 """What a report answers, in this order."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """The sections on one dataset; `name` is empty where there is one dataset."""
-
-    name: str
-    sections: Sequence[Section]
-
-
-@dataclass(frozen=True)
-class Page:
-    """What the template shows."""
-
-    title: str
-    lead: str
-    parts: Sequence[Part]
-    failures: Sequence[str]
-    settings: Section
-
-    def sections(self) -> Iterator[Section]:
-        """All sections in order."""
-        for part in self.parts:
-            yield from part.sections
-        yield self.settings
 
 
 def write_page(folder: Path) -> Path:
@@ -214,8 +190,8 @@ def _settings(config: Any, command: str, seeds: Sequence[int], folder: Path | No
     return Section("settings", "All settings, seeds and versions", said, facts=facts, pre=pre)
 
 
-def render(page: Page) -> str:
-    """The page as HTML, with its styles and scripts inside."""
+def render(page: Page, limit: int = LIMIT) -> str:
+    """The page as HTML, with its styles and scripts inside; see `thinning` for the limit."""
     environment = Environment(
         loader=PackageLoader("evenfed.report", "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -227,7 +203,7 @@ def render(page: Page) -> str:
         Markup((here / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
     )
     template = environment.get_template("template.html")
-    return template.render(page=page, style=style, script=script)
+    return fitted(page, lambda p: template.render(page=p, style=style, script=script), limit)
 
 
 def _figure(figure: Figure) -> Markup:

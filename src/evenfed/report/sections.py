@@ -22,7 +22,7 @@ them unique.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,3 +83,30 @@ class Section:
     explorer: Mapping[str, Any] | None = None
     pre: Sequence[tuple[str, str]] = field(default_factory=tuple)
     """(heading, text); a text of many lines is folded."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The sections on one dataset; `name` is empty where there is one dataset."""
+
+    name: str
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template shows."""
+
+    title: str
+    lead: str
+    parts: Sequence[Part]
+    failures: Sequence[str]
+    settings: Section
+    thinned: str = ""
+    """What is left out to keep the page small; see `thinning`."""
+
+    def sections(self) -> Iterator[Section]:
+        """All sections in order."""
+        for part in self.parts:
+            yield from part.sections
+        yield self.settings

@@ -26,8 +26,8 @@ from evenfed.core.errors import ConfigError, EvenfedError, RunFolderError
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.answers.converged import converged
 from evenfed.report.answers.good import good
-from evenfed.report.page import Page, Part, page_of, render, sections
-from evenfed.report.sections import Grid, Section
+from evenfed.report.page import page_of, render, sections
+from evenfed.report.sections import Grid, Page, Part, Section
 from evenfed.report.words import count, number, seconds
 from evenfed.runs.folder import CONFIG, HISTORY, RESULT, RunFolder
 from evenfed.runs.plan import PlannedRun

@@ -41,6 +41,8 @@ class Dots:
         Ends of the axis; by default those of the values.
     references : sequence of (label, value)
         Dashed lines across all rows.
+    dense : bool
+        Whether rows are histograms however few their dots are.
 
     Examples
     --------
@@ -59,6 +61,7 @@ class Dots:
     low: float | None = None
     high: float | None = None
     references: Sequence[tuple[str, float]] = ()
+    dense: bool = False
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def draw_dots(figure: Dots, width: float, theme: Theme) -> Canvas:
     low, high = nice(values, figure.low, figure.high)
     scale = Scale(low, high, labels + 8, width - remarks - 8)
     bottom = top + step * len(rows)
-    crowded = sum(len(row.dots) for row in rows) > ALL
+    crowded = figure.dense or sum(len(row.dots) for row in rows) > ALL
     _foot(canvas, scale, top, bottom, figure.axis, figure.references)
     for i, row in enumerate(rows):
         y = top + step * i + (34 if narrow else step / 2)
