@@ -12,35 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from evenfed import __version__, cli_flower, cli_model, cli_papers, cli_show, cli_silos
+from evenfed.cli_group import Group
 from evenfed.cli_show import observed
-from evenfed.core.errors import ConfigError, EvenfedError
+from evenfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    import click
-
     from evenfed.runs.comparison import Study
     from evenfed.runs.flower.local import LocalResult
     from evenfed.runs.result import Result
 
 
-class _Group(TyperGroup):
-    """Turns errors that are raised on purpose into one line and exit code 2."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EvenfedError as error:
-            listed = hasattr(error, "problems")  # a line each, where everything is told at once
-            text = str(error) if listed else " ".join(str(error).split())
-            typer.echo(f"error: {text}", err=True)
-            raise typer.Exit(2) from error
-
-
 app = typer.Typer(
-    cls=_Group,
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -130,9 +115,10 @@ def run(
         "engine.device": device, "model.name": model,
     }  # fmt: skip
     flags = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-    parsed = parse(
-        with_settings(table, [*flags, *(settings or [])]), str(config) if config else "settings"
-    )
+    table = with_settings(table, [*flags, *(settings or [])])
+    parsed = parse(table, str(config) if config else "settings", deep=True)
+    if not quiet:
+        _say_defaults(table, parsed.data.name, parsed.method.name)
     path = out or Path("runs", f"{parsed.data.name}-{parsed.method.name}-{parsed.seed}")
     with observed(parsed.rounds, 1, quiet, out) as observer:
         record.after_a_round(observer)
@@ -302,6 +288,25 @@ def report(
 
     for path in write_files(folder, figures or [], tables or []):
         typer.echo(path)
+
+
+def _say_defaults(table: dict[str, Any], data: str, method: str) -> None:
+    """Say which data and method are taken where none are named, and how to name them."""
+
+    def named(section: str) -> bool:
+        found = table.get(section, {})
+        return isinstance(found, str) or "name" in found
+
+    choices = {"data": "--silos FILES or --dataset NAME", "method": "--method NAME"}
+    left = [section for section in choices if not named(section)]
+    said = {
+        "data": f"no data are named: training on '{data}'",
+        "method": f"no method is named: training '{method}'",
+        "data method": f"neither data nor method is named: training '{method}' on '{data}'",
+    }
+    if left:
+        how = ", and ".join(choices[section] for section in left)
+        typer.echo(f"{said[' '.join(left)]}; choose with {how}", err=True)
 
 
 def _check_format(format: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenfed.cli_group import Group
 from evenfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from evenfed.runs.flower.local import LocalResult
     from evenfed.runs.runner import Observer
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(cls=Group, no_args_is_help=True)
 
 Server = Annotated[str, typer.Option("--server", help="Address of the server, host:port.")]
 Roots = Annotated[

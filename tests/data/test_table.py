@@ -248,7 +248,7 @@ def test_a_tiny_client_still_trains() -> None:
     data = federate(table(), {"a": np.array([0]), "b": np.arange(1, 50)}, val=0.4, test=0.5)
     # 49 rows: 24 test, 20 validate.
     assert data.sizes("train").tolist() == [1, 5]  # type: ignore[union-attr]
-    assert any("1 clients have no test example" in note for note in data.schema.notes)
+    assert any("1 client has no test example" in note for note in data.schema.notes)
 
 
 def test_shares_that_leave_nothing_are_refused() -> None:

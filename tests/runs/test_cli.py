@@ -140,6 +140,36 @@ def test_a_mistake_in_a_real_process_has_no_traceback() -> None:
     assert done.stderr == "error: method 'fedagv' is unknown. Did you mean 'fedavg'?\n"
 
 
+def test_a_misspelt_command_is_told_with_one_suggestion() -> None:
+    for words, meant in ((["runn"], "'run'"), (["flower", "nod"], "'node'")):
+        done = invoke(*words)
+        assert done.exit_code == 2
+        assert done.stderr.count(f"Did you mean {meant}") == 1
+
+
+def test_several_mistakes_are_a_line_each() -> None:
+    done = invoke("run", "--set", "foo=1", "--set", "rounds=0", "--method", "fedprox")
+    assert done.exit_code == 2
+    first, *lines = done.stderr.splitlines()
+    assert first == "error: 2 settings cannot be used"
+    assert [line[:2] for line in lines] == ["- ", "- "]
+    assert not Path("runs").exists()
+
+
+def test_a_run_says_which_data_and_method_it_takes_where_none_are_named() -> None:
+    short = ("--rounds", "1", "--engine", "vectorized")
+    line = "neither data nor method is named: training 'fedavg' on 'loans'; choose with --silos"
+    done = invoke("run", *short)
+    assert done.exit_code == 0
+    assert line in done.stderr
+    assert "FedAvg on loans: 5 clients, 1 round, seed 0" in done.stdout
+    assert "is named" not in invoke("run", *short, "--quiet").stderr
+    named = invoke("run", *short, "--dataset", "synthetic", "--method", "fedavg")
+    assert "named" not in named.stderr
+    Path("c.toml").write_text('method = "fedprox"\n')
+    assert "no data are named: training on 'loans'" in invoke("run", "c.toml", *short).stderr
+
+
 def test_an_existing_run_is_not_overwritten() -> None:
     assert invoke(*RUN, "--out", "x").exit_code == 0
     done = invoke(*RUN, "--out", "x", "-q")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import evenfed as ef
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, ConfigProblemsError
 from evenfed.runs.config import RunConfig, method_table, parse, read, with_settings
 from evenfed.runs.plan import named, parse_study, split_list, with_study_settings
 
@@ -27,6 +27,50 @@ def test_what_is_wrong_in_a_config_is_named(table: dict[str, object], complaint:
     with pytest.raises(ConfigError) as caught:
         parse(table)
     assert complaint in str(caught.value)
+
+
+def test_everything_wrong_in_a_config_is_told_at_once() -> None:
+    table = {
+        "round": 3, "seed": -1, "engine": {"engine": "warp", "chunk": -1},
+        "participation": {"fraction": 2.0, "late": "never", "fractions": 1},
+        "method": {"name": "fedprox", "muu": 1, "local": {"lr": "fast", "epoch": 2}},
+        "data": {"name": "loans", "sensitiv": "sex", "partition": "iidd"},
+        "model": {"name": "mlp", "hiden": 3},
+    }  # fmt: skip
+    with pytest.raises(ConfigProblemsError) as caught:
+        parse(table, "c.toml", deep=True)
+    parts = [
+        "c.toml: unknown key 'round'. Did you mean 'rounds'?", "c.toml: 'seed'",
+        "'participation.fractions'", "participation.fraction must be", "participation.late may be",
+        "engine 'warp' is unknown", "workers and chunk",
+        "has no option 'muu'. Did you mean 'mu'?", "option 'local.lr' is 'fast'",
+        "has no option 'local.epoch'. Did you mean 'local.epochs'?",
+        "has no option 'sensitiv'", "partition 'iidd'", "Model 'mlp' has no option 'hiden'",
+    ]  # fmt: skip
+    for part in parts:
+        assert sum(part in problem for problem in caught.value.problems) == 1, part
+    assert len(caught.value.problems) == len(parts)
+
+
+def test_everything_wrong_in_a_study_is_told_at_once() -> None:
+    with pytest.raises(ConfigProblemsError) as caught:
+        parse_study({"methods": "fedavgg,qffl:qq=1", "datasets": "loanz,digits:clientz=3"})
+    text = "\n".join(caught.value.problems)
+    for part in ("'fedavgg'", "no option 'qq'", "no dataset 'loanz'", "no option 'clientz'"):
+        assert part in text
+    with pytest.raises(ConfigProblemsError) as caught:
+        parse_study({"methods": "fedavg", "datasets": "loans", "sed": 1, "rounds": 0})
+    assert len(caught.value.problems) == 2
+
+
+def test_of_many_names_a_few_near_ones_are_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"method": {"name": "fedavg", "xyz": 1}}, deep=True)
+    text = str(caught.value)
+    assert "Nearest of" in text
+    assert text.count(",") == 4
+    with pytest.raises(ConfigError, match=r"Did you mean 'data\.clients'"):
+        parse(with_settings({}, ["client=3"]), deep=True)
 
 
 def test_unknown_options_of_method_and_dataset_are_refused_when_built() -> None:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, refuse, suggest
 from evenfed.core.normalization import group_norm
 
 Shape = tuple[int, ...]
@@ -240,14 +240,8 @@ def build(
     >>> parameter_count(build("mlp", (4,), outputs=2, hidden=[8]))
     58
     """
-    if name not in _MODELS:
-        raise ConfigError(f"There is no built-in model '{name}'.{suggest(name, _MODELS)}")
+    check_options(name, options)
     make = _MODELS[name]
-    known = tuple(inspect.signature(make).parameters)[2:]
-    for option in options:
-        if option not in known:
-            hint = suggest(option, known) or " It has none."
-            raise ConfigError(f"Model '{name}' has no option '{option}'.{hint}")
     if make is char_gru:
         if vocabulary < 1 or len(schema_shape) != 1:
             raise ConfigError(
@@ -402,6 +396,20 @@ def _sizes(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(_size(name, size) for size in value)
     return (_size(name, value),)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Refuse a built-in model that does not exist, and options that it does not have."""
+    if name not in _MODELS:
+        raise ConfigError(f"There is no built-in model '{name}'.{suggest(name, _MODELS)}")
+    known = tuple(inspect.signature(_MODELS[name]).parameters)[2:]
+    wrong = [
+        f"Model '{name}' has no option '{option}'.{suggest(option, known) or ' It has none.'}"
+        for option in options
+        if option not in known
+    ]
+    if wrong:
+        refuse(wrong)
 
 
 def _size(name: str, value: object) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from evenfed.core.errors import ConfigError, DataError
+from evenfed.core.errors import ConfigError, DataError, counted
 from evenfed.core.examples import Examples
 from evenfed.data import fitting
 from evenfed.data.dataset import (
@@ -303,5 +303,6 @@ def _group_notes(table: Table, rows: Mapping[str, dict[Split, Rows]]) -> list[st
     ]
     untested = [name for name, splits in rows.items() if len(splits["test"]) == 0]
     if untested:
-        notes.append(f"{len(untested)} clients have no test example")
+        have = "has" if len(untested) == 1 else "have"
+        notes.append(f"{counted(len(untested), 'client')} {have} no test example")
     return notes

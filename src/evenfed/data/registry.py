@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, cast
 
 import evenfed.data.sources
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, refuse, suggest
 from evenfed.data.dataset import FederatedDataset, Kind
 from evenfed.data.partition import Partitioner, parse_partition
 
@@ -131,19 +131,26 @@ def load(
     >>> len(load("digits", clients=5, partition="iid"))
     5
     """
-    loader = _loader(name)
-    allowed = source_options(name)
-    for option in options:
-        if option not in allowed:
-            known = [*COMMON, *allowed]
-            hint = suggest(option, known)
-            hint = hint if "Did you mean" in hint else ""
-            raise ConfigError(
-                f"dataset '{name}' has no option '{option}'.{hint} It accepts: {', '.join(known)}."
-            )
+    check_options(name, options)
     if isinstance(partition, str):
         partition = parse_partition(partition)
-    return loader(clients=clients, partition=partition, seed=seed, **options)
+    return _loader(name)(clients=clients, partition=partition, seed=seed, **options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Refuse a source that does not exist, and options that it does not have."""
+    allowed = source_options(name)
+    known = [*COMMON, *allowed]
+    wrong = []
+    for option in options:
+        if option not in allowed:
+            hint = suggest(option, known)
+            hint = hint if "Did you mean" in hint else ""
+            wrong.append(
+                f"dataset '{name}' has no option '{option}'.{hint} It accepts: {', '.join(known)}."
+            )
+    if wrong:
+        refuse(wrong)
 
 
 def _module(name: str) -> ModuleType:

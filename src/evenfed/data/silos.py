@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, counted, suggest
 from evenfed.data import fitting
 from evenfed.data.dataset import ClientData, FederatedDataset, Kind, Schema
 from evenfed.data.inputs import Columns
@@ -73,7 +73,7 @@ class Silos:
         """Types, label, groups and missing values, for a reader."""
         schema = self.schema
         rows = sum(len(silo.table) for silo in self.silos.values())
-        lines = [f"{len(self.silos)} clients, {rows} rows"]
+        lines = [f"{counted(len(self.silos), 'client')}, {counted(rows, 'row')}"]
         if schema.kind == "regression":
             lines.append(f"label {schema.label}: a number")
         elif schema.kind == "binary":

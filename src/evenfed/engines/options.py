@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, refuse, suggest
 from evenfed.engines.auto import AutoEngine
 from evenfed.engines.exchange import Chunk, Dropped, Population, Seat, Work
 from evenfed.engines.sequential import SequentialEngine
@@ -69,18 +69,21 @@ class EngineOptions:
     wait: float = 300.0
 
     def __post_init__(self) -> None:
+        wrong = []
         if self.engine not in ENGINES:
-            raise ConfigError(f"engine '{self.engine}' is unknown.{suggest(self.engine, ENGINES)}")
+            wrong.append(f"engine '{self.engine}' is unknown.{suggest(self.engine, ENGINES)}")
         if self.workers < 0 or self.chunk < 0 or not self.memory > 0:
-            raise ConfigError("workers and chunk must not be negative, memory greater than 0")
+            wrong.append("workers and chunk must not be negative, memory greater than 0")
         if self.nodes < 0 or not self.timeout > 0 or not self.wait > 0:
-            raise ConfigError("engine.nodes must not be negative, timeout and wait greater than 0")
+            wrong.append("engine.nodes must not be negative, timeout and wait greater than 0")
         try:
             device = torch.device(self.device)
+            if device.type == "cuda" and not torch.cuda.is_available():
+                wrong.append("device 'cuda' is not available on this machine; use 'cpu'")
         except RuntimeError as error:
-            raise ConfigError(f"device '{self.device}' is unknown: {error}") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device 'cuda' is not available on this machine; use 'cpu'")
+            wrong.append(f"device '{self.device}' is unknown: {error}")
+        if wrong:
+            refuse(wrong)
 
     def build(self, say: Callable[[str], None]) -> Engine:
         """The engine with its threads."""

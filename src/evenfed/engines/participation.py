@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evenfed.core.errors import ConfigError
+from evenfed.core.errors import ConfigError, refuse
 from evenfed.core.randomness import numpy_generator
 
 
@@ -44,19 +44,22 @@ class Participation:
     quorum: float = 0.0
 
     def __post_init__(self) -> None:
+        wrong = []
         if not 0 < self.fraction <= 1:
-            raise ConfigError(f"participation.fraction must be in (0, 1], not {self.fraction}")
+            wrong.append(f"participation.fraction must be in (0, 1], not {self.fraction}")
         if self.number < 0:
-            raise ConfigError("participation.number must not be negative")
-        for option in ("dropout", "straggler", "quorum"):
-            if not 0 <= getattr(self, option) <= 1:
-                raise ConfigError(
-                    f"participation.{option} must be in [0, 1], not {getattr(self, option)}"
-                )
+            wrong.append("participation.number must not be negative")
+        wrong += [
+            f"participation.{option} must be in [0, 1], not {getattr(self, option)}"
+            for option in ("dropout", "straggler", "quorum")
+            if not 0 <= getattr(self, option) <= 1
+        ]
         if self.sampling not in ("uniform", "size"):
-            raise ConfigError("participation.sampling may be 'uniform' or 'size'")
+            wrong.append("participation.sampling may be 'uniform' or 'size'")
         if self.late not in ("drop", "partial"):
-            raise ConfigError("participation.late may be 'drop' or 'partial'")
+            wrong.append("participation.late may be 'drop' or 'partial'")
+        if wrong:
+            refuse(wrong)
 
     def cohort_size(self, clients: int) -> int:
         """Clients in a cohort out of `clients`."""

@@ -7,9 +7,10 @@ import importlib
 import pkgutil
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, complaints, refuse, suggest
 from evenfed.methods.base import Method
 
 _registered: dict[str, type[Method]] = {}
@@ -60,10 +61,11 @@ def method_named(name: str) -> type[Method]:
     return known[name]
 
 
-def build(name: str, options: dict[str, Any] | None = None) -> Method:
+def build(name: str, options: dict[str, Any] | None = None, beside: Sequence[str] = ()) -> Method:
     """A method with options by (dotted) name; a bare name may also be one of `local`.
 
-    `preset` names a set of options of the method; those given beside it win.
+    `preset` names a set of options of the method; those given beside it win. All options that
+    cannot be are refused at once; `beside` are words that may have been meant, too.
 
     Examples
     --------
@@ -78,7 +80,7 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
             known = ", ".join(f"'{p}'" for p in cls.presets) or "none"
             raise ConfigError(f"method '{name}' has no preset {preset!r}; it has {known}")
         given = cls.presets[preset] | given
-    method: Method = construct(cls, given, f"method '{name}'")
+    method: Method = construct(cls, given, f"method '{name}'", beside=beside)
     return method
 
 
@@ -131,24 +133,36 @@ def _default(cls: Any, name: str) -> Any:
 
 
 def construct(
-    cls: Any, options: dict[str, Any], where: str, prefix: str = "", base: Any = None
+    cls: Any,
+    options: dict[str, Any],
+    where: str,
+    prefix: str = "",
+    base: Any = None,
+    beside: Sequence[str] = (),
 ) -> Any:
     """An instance of `cls`; what is not given is that of `base`, or the default of `cls`."""
+    problems: list[str] = []
     hints = _fields(cls)
     values: dict[str, Any] = {} if base is None else {f: getattr(base, f) for f in hints}
     for name, value in nested(cls, options).items():
         if name not in hints:
-            known = option_names(cls, prefix)
-            raise ConfigError(
-                f"{where} has no option '{prefix}{name}'.{suggest(prefix + name, known)}"
-            )
+            known = [*option_names(cls, prefix), *beside]
+            said = suggest(prefix + name, known)
+            problems.append(f"{where} has no option '{prefix}{name}'.{said}")
+            continue
         hint = hints[name]
-        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-            # what is not given keeps the method's own default, not that of the nested class
-            inner = getattr(base, name) if base is not None else _default(cls, name)
-            values[name] = construct(hint, value, where, f"{prefix}{name}.", inner)
-        else:
-            values[name] = _coerce(value, hint, f"{where}: option '{prefix}{name}'")
+
+        def made(name: str = name, value: Any = value, hint: Any = hint) -> None:
+            if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+                # what is not given keeps the method's own default, not that of the nested class
+                inner = getattr(base, name) if base is not None else _default(cls, name)
+                values[name] = construct(hint, value, where, f"{prefix}{name}.", inner)
+            else:
+                values[name] = _coerce(value, hint, f"{where}: option '{prefix}{name}'")
+
+        problems += complaints(made)
+    if problems:
+        refuse(problems)
     return cls(**values)
 
 

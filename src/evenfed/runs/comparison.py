@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, counted, suggest
 from evenfed.metrics.bootstrap import SeedSummary
 from evenfed.runs import rendering, reporting
 from evenfed.runs import table as tables
@@ -205,10 +205,12 @@ def _remarks(measured: Mapping[str, Any]) -> list[str]:
     """What went wrong in a run that nevertheless came to its end."""
     remarks = []
     if void := measured["cost"]["void_rounds"]:
-        remarks.append(f"{void} rounds without a quorum with seed {measured['seed']}")
+        remarks.append(f"{counted(void, 'round')} without a quorum with seed {measured['seed']}")
     for reason, count in measured["dropped"].items():
         if reason != "did not answer":
-            remarks.append(f"{count} uploads left out with seed {measured['seed']}: {reason}")
+            remarks.append(
+                f"{counted(count, 'upload')} left out with seed {measured['seed']}: {reason}"
+            )
     return remarks
 
 

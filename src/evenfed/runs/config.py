@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import tomllib
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,14 +15,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import evenfed
-from evenfed.core.errors import ConfigError, suggest
-from evenfed.data.registry import source_options
+from evenfed.core import models
+from evenfed.core.errors import ConfigError, complaints, refuse, suggest
+from evenfed.data.partition import parse_partition
+from evenfed.data.registry import check_options, source_options
 from evenfed.data.silo import PLACES, SILOS, SiloSchema
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
 from evenfed.methods.registry import build, nested
 
+OWN_MODEL = "own"
+"""The name of a module that was given in Python."""
 SECTIONS = ("method", "data", "model", "participation", "engine")
 
 
@@ -56,6 +61,11 @@ class ModelConfig(_Named):
 
     name: str = "auto"
 
+    def check(self) -> None:
+        """Refuse a name or options that do not exist; `auto` depends on the data."""
+        if self.name not in ("auto", OWN_MODEL):
+            models.check_options(self.name, self.options)
+
 
 class DataConfig(_Named):
     """`[data]`: source, clients, partition, and the source's own options."""
@@ -63,6 +73,18 @@ class DataConfig(_Named):
     name: str = "loans"
     clients: int | None = Field(default=None, ge=1)
     partition: str | None = None
+
+    def check(self) -> None:
+        """Refuse a source, options or a partition that do not exist."""
+        if self.name == SILOS:
+            if self.options.get("files"):
+                SiloSchema.of_config(self.options)
+            return
+        wrong = complaints(lambda: check_options(self.name, self.options))
+        if self.partition is not None:
+            wrong += complaints(lambda: parse_partition(str(self.partition)))
+        if wrong:
+            refuse(wrong)
 
     def completed(self) -> DataConfig:
         """A copy with the source's options written out, where a file can hold their defaults."""
@@ -129,6 +151,12 @@ class RunConfig(CommonConfig):
         """The method with its hyperparameters."""
         return build(self.method.name, self.method.options)
 
+    def check_method(self) -> None:
+        """Refuse a method or options of it that do not exist; keys of a config may be meant."""
+        others = [key for key in RunConfig.model_fields if key not in SECTIONS]
+        others += ["data.clients", "data.partition"]
+        build(self.method.name, self.method.options, others)
+
     def completed(self) -> Self:
         """A copy in which every default is written out, with the versions that ran."""
         written = {"method": self.method.completed(), "data": self.data.completed()}
@@ -174,17 +202,26 @@ def _is_plain(value: object) -> bool:
 
 def _from_table(cls: type[Any], table: dict[str, Any], section: str) -> Any:
     known = {f.name for f in fields(cls)}
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"unknown key '{section}.{key}'.{suggest(key, known)}")
-    try:
-        return cls(**table)
-    except TypeError as error:
-        raise ConfigError(f"[{section}]: {error}") from error
+    wrong = [
+        f"unknown key '{section}.{key}'.{suggest(key, known)}" for key in table if key not in known
+    ]
+
+    def made() -> Any:
+        try:
+            return cls(**{key: value for key, value in table.items() if key in known})
+        except TypeError as error:
+            raise ConfigError(f"[{section}]: {error}") from error
+
+    if wrong:
+        refuse([*wrong, *complaints(made)])
+    return made()
 
 
-def parse(table: dict[str, Any], source: str = "config") -> RunConfig:
-    """Check a table read from TOML; unknown keys are errors with a suggestion.
+def parse(table: dict[str, Any], source: str = "config", *, deep: bool = False) -> RunConfig:
+    """Check a table read from TOML; everything that is wrong in it is refused at once.
+
+    `deep`: also names and options of method, data and model, which may not be known where a
+    config is only read; without it they are refused when those are built.
 
     Examples
     --------
@@ -196,12 +233,21 @@ def parse(table: dict[str, Any], source: str = "config") -> RunConfig:
     for section in ("method", "data", "model"):
         if isinstance(table.get(section), str):
             table = {**table, section: {"name": table[section]}}
+    wrong, config = [], RunConfig()
     try:
         config = RunConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {first_problem(error, RunConfig)}") from error
-    config.built_participation()
-    config.built_engine()
+        wrong = [f"{source}: {text}" for text in all_problems(error, RunConfig)]
+        # the rest is looked at without the keys that are refused
+        refused = {str(detail["loc"][0]) for detail in error.errors()}
+        kept = {k: v for k, v in table.items() if k not in refused}
+        with suppress(ValidationError):
+            config = RunConfig.model_validate(kept)
+    wrong += complaints(config.built_participation, config.built_engine)
+    if deep:
+        wrong += complaints(config.check_method, config.data.check, config.model.check)
+    if wrong:
+        refuse(wrong)
     return config
 
 
@@ -210,16 +256,20 @@ def configured(**keys: Any) -> RunConfig:
     try:
         return RunConfig(**keys)
     except ValidationError as error:
-        raise ConfigError(first_problem(error, RunConfig)) from error
+        refuse(all_problems(error, RunConfig))
 
 
-def first_problem(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first complaint about a table, with the key that was probably meant."""
-    detail = error.errors()[0]
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key '{where}'.{suggest(str(detail['loc'][-1]), model.model_fields)}"
-    return f"'{where}': {detail['msg']}"
+def all_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """All complaints about a table, with the keys that were probably meant."""
+    found = []
+    for detail in error.errors():
+        where = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            hint = suggest(str(detail["loc"][-1]), model.model_fields)
+            found.append(f"unknown key '{where}'.{hint}")
+        else:
+            found.append(f"'{where}': {detail['msg']}")
+    return found
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -244,10 +294,10 @@ def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     {'method': {'mu': 0.1, 'local.lr': 0.5}, 'data': {'clients': 4}, 'rounds': 3}
     """
     result = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    if bad := [s for s in settings if not all(s.partition("=")[:2])]:
+        refuse(f"--set takes key=value, not '{setting}'" for setting in bad)
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--set takes key=value, not '{setting}'")
+        key, _, text = setting.partition("=")
         head, _, tail = key.partition(".")
         value = toml_value(text)
         if head in SECTIONS and tail:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from evenfed.core.errors import EvenfedError
+from evenfed.core.errors import EvenfedError, counted
 from evenfed.data.inputs import Array, Columns
 from evenfed.runs.architecture import Architecture
 from evenfed.runs.artifact import Artifact
@@ -235,7 +235,8 @@ def _limits(artifact: Artifact, facts: Facts) -> str:
     lines = list(facts.measured["notes"])
     empty = [str(name) for name, n in clients["examples"].items() if n == 0]
     if empty:
-        lines.append(f"{len(empty)} clients have no test example: nothing is known of them")
+        few = counted(len(empty), "client")
+        lines.append(f"without a test example, so that nothing is known of it: {few}")
     there = {str(name) for name in facts.measured["groups"]}
     lines += [
         f"group '{label}' has no test example: nothing is known of it"

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, complaints, refuse, suggest
 from evenfed.methods.base import Method
 from evenfed.methods.registry import methods as known_methods
 from evenfed.methods.registry import nested
@@ -22,7 +22,7 @@ from evenfed.runs.config import (
     MethodConfig,
     ModelConfig,
     RunConfig,
-    first_problem,
+    all_problems,
     method_table,
     plain,
     toml_value,
@@ -316,10 +316,14 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
     try:
         config = StudyConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {first_problem(error, StudyConfig)}") from error
+        refuse(f"{source}: {text}" for text in all_problems(error, StudyConfig))
     if len(set(config.seeds)) < len(config.seeds) or min(config.seeds) < 0:
         raise ConfigError(f"{source}: seeds must differ and not be negative: {config.seeds}")
-    config.built_participation()
+    checks = [config.built_participation, config.built_engine, config.model.check]
+    checks += [method.completed for method in config.methods]
+    checks += [data.data.check for data in config.datasets]
+    if wrong := complaints(*checks):
+        refuse(wrong)
     if config.built_engine().engine == "flower":
         raise ConfigError(
             f"{source}: engine 'flower' carries out single runs: `evenfed run --engine flower`, or "
@@ -327,8 +331,10 @@ def parse_study(table: Mapping[str, Any], source: str = "study") -> StudyConfig:
         )
     _check_methods_of_data(config, source)
     names: set[str] = set()
-    for plan in config.planned():
-        plan.config.built_method()
+    plans = config.planned()
+    if wrong := complaints(*(plan.config.built_method for plan in plans)):
+        refuse(wrong)
+    for plan in plans:
         if plan.name in names:
             raise ConfigError(f"{source}: two runs would have the folder '{plan.name}'")
         names.add(plan.name)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
-from evenfed.core.errors import ConfigError, QuorumError
+from evenfed.core.errors import ConfigError, QuorumError, counted
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.noise import draw_salts
@@ -332,7 +332,8 @@ class Result(WithFronts):
 
     def __repr__(self) -> str:
         return (
-            f"Result({self.method.title} on {self.data.schema.name}, {self.config.rounds} rounds)"
+            f"Result({self.method.title} on {self.data.schema.name}, "
+            f"{counted(self.config.rounds, 'round')})"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from evenfed.core.errors import ConfigError, suggest
+from evenfed.core.errors import ConfigError, counted, suggest
 from evenfed.metrics.bootstrap import SeedSummary, over_seeds
 from evenfed.metrics.client import tail_size
 
@@ -348,8 +348,8 @@ def run_text(measured: Mapping[str, Any]) -> str:
     """
     task, metrics = measured["task"], measured["metrics"]
     head = (
-        f"{task['title']} on {measured['dataset']}: {task['clients']} clients, "
-        f"{measured['rounds']} rounds, seed {measured['seed']}; on test data"
+        f"{task['title']} on {measured['dataset']}: {counted(task['clients'], 'client')}, "
+        f"{counted(measured['rounds'], 'round')}, seed {measured['seed']}; on test data"
     )
     lines = [head]
     for name in default_metrics(measured):

@@ -134,7 +134,7 @@ def run_config(
     --------
     >>> config = parse({"data": "synthetic", "rounds": 1})
     >>> run_config(config)
-    Result(FedAvg on synthetic, 1 rounds)
+    Result(FedAvg on synthetic, 1 round)
     """
     runner = _runner(config, observer, data, model, engine)
     if out is None:
@@ -186,7 +186,7 @@ def resume(
             )
     runner.restore()
     if not folder.finished:
-        runner.observer.say(f"going on with round {runner.next_round} of {config.rounds}")
+        runner.observer.say(f"going on with round {runner.next_round + 1} of {config.rounds}")
     return _finish(runner, config, folder)
 
 

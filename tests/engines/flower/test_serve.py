@@ -324,7 +324,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint_to_the_same_bits(
         node.__init__(node.source, node.states.folder)
     script = Script({})
     again = carried_out(silo_grid, order(resume=True, **config), tmp_path / "runs", script)
-    assert "going on with round 3 of 6" in script.said
+    assert "going on with round 4 of 6" in script.said
     assert torch.equal(flat(again.server), flat(whole.server))
     assert again.summary().to_dict() == whole.summary().to_dict()
     for a, b in zip(again._runner.history, whole._runner.history, strict=True):
