@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,52 @@ from evenfed.runs.runner import Runner, Settings, build_task
 torch.set_num_threads(1)
 settings.register_profile("evenfed", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("evenfed")
+
+DEPLOYMENT = "tests/engines/flower/test_deployment.py"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than processors: the worker with the deployment waits most of its time."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers take units of tests in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByUnit(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among workers the deployment comes first: what waits longest should not begin last."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(DEPLOYMENT))
+
+
+def unit_of(nodeid: str) -> str:
+    """Tests of one unit go to one worker, for they share what is made once.
+
+    A unit is a file with fixtures of its module; of the tests of every method those of one method;
+    else a single test.
+    """
+    file, _, test = nodeid.partition("::")
+    if file.endswith("/test_every_method.py"):
+        return f"{file}::{test.rpartition('[')[2].rstrip(']').rpartition('-')[2]}"
+    return file if _has_module_fixtures(file) else nodeid
+
+
+@functools.cache
+def _has_module_fixtures(file: str) -> bool:
+    path = Path(__file__).parents[1] / file
+    return file.startswith("tests/") and 'scope="module"' in path.read_text(encoding="utf-8")
+
 
 SIZES = (8, 60, 1, 23, 57, 41, 17)
 """Unequal; 57 and 60 share a capacity, so that padding happens, and one client has one example."""

@@ -41,7 +41,7 @@ from evenfed.runs.flower.processes import Address, environment, flwr, free_port,
 from evenfed.runs.flower.server import Order
 from evenfed.runs.train import run_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
+pytestmark = pytest.mark.slow
 patient = pytest.mark.skipif(
     "EVENFED_DEPLOYMENT" not in os.environ,
     reason="waits until Flower lets nodes in again; EVENFED_DEPLOYMENT=1 runs it",
