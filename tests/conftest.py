@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -54,6 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Among workers the deployment comes first: what waits longest should not begin last."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(DEPLOYMENT))
+
+
+def pytest_collection_finish() -> None:
+    """Modules, tests and traces stay: the collector of garbage need not look so often at them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 def unit_of(nodeid: str) -> str:
