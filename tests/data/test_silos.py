@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from evenfed.core.errors import ConfigError
 from evenfed.data.problems import DataProblemsError
-from evenfed.data.silos import load_silos, read_silos
+from evenfed.data.silos import load_silos, read_silos, silos_of_config
 
 SIZES = {"north": 60, "south": 90, "coast": 40}
 
@@ -329,6 +330,28 @@ def test_an_option_that_the_record_contradicts_is_refused(
     load_silos(pattern, label="died", sensitive="sex")
     with pytest.raises(ConfigError, match=option.replace("_", " ")):
         load_silos(pattern, **{option: value})
+
+
+def test_limits_on_groups_and_levels_are_recorded_and_hold_for_later_uses(tmp_path: Path) -> None:
+    pattern = write(tmp_path, north=put("sex", 5, "x"))
+    allowed = {"smallest_group": 1, "max_levels": 7}
+    first = load_silos(pattern, label="died", sensitive="sex", **allowed)
+    record = tomllib.loads((tmp_path / "silos.toml").read_text())["data"]
+    assert {name: record[name] for name in allowed} == allowed
+    assert same(load_silos(pattern), first)
+    options = {key: value for key, value in record.items() if key != "name"}
+    assert same(silos_of_config({**options, "files": [pattern]}).federated(), first)
+    with pytest.raises(ConfigError, match="records smallest group '1', asked for is '10'"):
+        load_silos(pattern, smallest_group=10)
+
+
+def test_a_policy_is_shown_by_the_word_of_the_command_line(tmp_path: Path) -> None:
+    pattern = write(tmp_path, north=put("ward", 3, None))
+    found = read_silos(pattern, label="died", sensitive="sex", missing="ward=level")
+    assert "feature ward: 3 levels, 1 missing: level" in found.lines()
+    load_silos(pattern, label="died", sensitive="sex", missing="ward=level")
+    with pytest.raises(ConfigError, match="records missing 'ward=level', asked for is 'ward=mode'"):
+        load_silos(pattern, missing="ward=mode")
 
 
 def test_a_record_elsewhere_and_a_record_that_is_none(tmp_path: Path) -> None:

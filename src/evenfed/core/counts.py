@@ -49,6 +49,29 @@ class Counts:
         """Sum of the squared loss by group `(..., G)`; a regression does not send it."""
         return None if self.confusion.shape[-1] == 1 else self.moments[..., 0]
 
+    def in_unit(self, offset: float, scale: float) -> Counts:
+        """The moments for labels and predictions `offset + scale * value`; losses stay.
+
+        Examples
+        --------
+        >>> y, p, one = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), torch.ones(2)
+        >>> known = count_values(10 + 3 * p, 10 + 3 * y, one.long() * 0, one, one, groups=1)
+        >>> found = count_values(p, y, one.long() * 0, one, one, groups=1).in_unit(10, 3)
+        >>> torch.equal(found.moments, known.moments)
+        True
+        """
+        n = self.confusion.sum((-2, -1))
+        y, p, yy, pp, yp = self.moments.unbind(-1)
+        square, product = n * offset * offset, offset * scale
+        moments = [
+            n * offset + scale * y,
+            n * offset + scale * p,
+            square + 2 * product * y + scale * scale * yy,
+            square + 2 * product * p + scale * scale * pp,
+            square + product * (y + p) + scale * scale * yp,
+        ]
+        return Counts(self.confusion, self.loss, torch.stack(moments, -1))
+
     def total(self, axis: int = 0) -> Counts:
         """Sum over a leading axis, e.g. over clients."""
         return Counts(self.confusion.sum(axis), self.loss.sum(axis), self.moments.sum(axis))

@@ -83,6 +83,8 @@ class Schema:
     vocabulary: int = 0
     notes: tuple[str, ...] = ()
     """Known problems of the data that a reader of a result should know."""
+    target: tuple[float, float] = (0.0, 1.0)
+    """Offset and scale of a regression's label: it is offset + scale * y."""
     ledger: tuple[str, ...] = ()
     """What left the clients before training (e.g. sums that fitted the preprocessing)."""
 

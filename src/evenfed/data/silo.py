@@ -13,15 +13,23 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 
 from evenfed.core.errors import ConfigError, DataError, suggest
 from evenfed.data.dataset import SPLITS, ClientData, Kind, Schema, Split, check_clients
 from evenfed.data.federate import examples_of, split_client
-from evenfed.data.preprocess import Missing, Preprocessor, Scale, Spec, level_codes
+from evenfed.data.preprocess import (
+    Missing,
+    Numeric,
+    Preprocessor,
+    Scale,
+    Spec,
+    level_codes,
+)
 from evenfed.data.problems import DataProblemsError, raise_if_any
 from evenfed.data.silo_checks import MISSING, check, groups_of
 from evenfed.data.silo_files import Part, as_levels, read_frame
-from evenfed.data.table import Rows, Table
+from evenfed.data.table import MAX_LEVELS, Rows, Table
 
 SILOS = "silos"
 """The name of data that are silo files; no source of the registry has it."""
@@ -51,6 +59,8 @@ class SiloSchema:
     val: float = 0.1
     test: float = 0.2
     scale: Scale = "standard"
+    max_levels: int = MAX_LEVELS
+    smallest_group: int = 10
     learnt: tuple[str, ...] = ()
     """Columns whose type or levels were learnt from the files, by this use or an earlier one."""
 
@@ -68,6 +78,10 @@ class SiloSchema:
             words = values.get(name, ())
             words = [words] if isinstance(words, str) else words
             values[name] = tuple(str(word) for word in words)
+        values["missing"] = {
+            str(column): "indicator" if policy == "level" else policy
+            for column, policy in dict(values.get("missing", {})).items()
+        }
         values["levels"] = {
             str(column): tuple(str(level) for level in known)
             for column, known in dict(values.get("levels", {})).items()
@@ -98,6 +112,20 @@ class SiloSchema:
             {column: policy for column, policy in self.missing.items() if column in used},
             {column: levels for column, levels in self.levels.items() if column in used},
         )
+
+    @property
+    def fitted_spec(self) -> Spec:
+        """`spec`, and a label that is a number: it is scaled as features are."""
+        spec = self.spec
+        if self.kind != "regression" or self.scale == "none":
+            return spec
+        return replace(spec, numeric=(*spec.numeric, self.label))
+
+    def parted(self, fitted: Preprocessor) -> tuple[Preprocessor, Numeric | None]:
+        """What was fitted by `fitted_spec`: the preprocessing of features, and the label's."""
+        features = tuple(c for c in fitted.columns if c.name != self.label)
+        label = [c for c in fitted.columns if c.name == self.label and isinstance(c, Numeric)]
+        return Preprocessor(features), label[0] if label else None
 
     @property
     def unknown_levels(self) -> tuple[str, ...]:
@@ -199,19 +227,30 @@ class Silo:
         """Raw training rows; they stay here."""
         return self.table.frame.iloc[self.splits(seed)["train"]]
 
-    def client(self, preprocessor: Preprocessor, seed: int) -> ClientData:
+    def client(self, fitted: Preprocessor, seed: int) -> ClientData:
         """The client's examples."""
         splits = self.splits(seed)
+        preprocessor, label = self.schema.parted(fitted)
         parts = [examples_of(self.table, splits[s], preprocessor, False) for s in SPLITS]
+        if label is not None:
+            values = label.transform(self.table.frame[label.name])[:, 0].astype(np.float32)
+            own = [torch.from_numpy(values[splits[s]]) for s in SPLITS]
+            parts = [replace(part, y=y) for part, y in zip(parts, own, strict=True)]
         client = ClientData(self.name, *parts)
-        check_clients(schema_of(self.schema, preprocessor), [client])
+        check_clients(schema_of(self.schema, fitted), [client])
         return client
 
 
-def schema_of(
-    schema: SiloSchema, preprocessor: Preprocessor, ledger: tuple[str, ...] = ()
-) -> Schema:
+def schema_of(schema: SiloSchema, fitted: Preprocessor, ledger: tuple[str, ...] = ()) -> Schema:
     """The schema of the federated dataset that the silos make."""
+    preprocessor, label = schema.parted(fitted)
+    notes: tuple[str, ...] = ()
+    if label is not None:
+        notes = (
+            f"label '{schema.label}' is scaled for training: losses are squared errors divided by "
+            f"{label.scale:.6g} squared; predictions, means and mean squared errors are in its own "
+            "unit",
+        )
     names = schema.classes
     if schema.kind == "binary" and not names:
         names = ("0", "1")
@@ -225,5 +264,7 @@ def schema_of(
         label=schema.label,
         class_names=names,
         groups=groups_of(schema),
+        notes=notes,
+        target=(0.0, 1.0) if label is None else (label.offset, label.scale),
         ledger=(*ledger, *schema.ledger),
     )

@@ -17,7 +17,7 @@ import tomli_w
 from evenfed.core.errors import ConfigError
 from evenfed.data.silo import SILOS, SiloSchema
 from evenfed.data.silo_files import SCHEMA_FILE
-from evenfed.data.silo_types import Wanted
+from evenfed.data.silo_types import Wanted, policy_word
 
 _HEAD = """\
 # The schema of silo files: written when they were first read, checked against from then on.
@@ -76,13 +76,13 @@ def read_record(path: Path) -> tuple[SiloSchema, str | None]:
         raise ConfigError(f"'{path}' does not hold a schema of silo files") from error
 
 
-def fixed(schema: SiloSchema, smallest_group: int = 10) -> Wanted:
+def fixed(schema: SiloSchema) -> Wanted:
     """A schema as what a user wants: what it says is not learnt again."""
     return Wanted(
         schema.label, schema.sensitive, (*schema.numeric, *schema.categorical), (),
         schema.numeric, schema.categorical, dict(schema.missing), schema.kind, schema.classes,
         None, dict(schema.levels), schema.val, schema.test, schema.scale,
-        smallest_group=smallest_group, learnt=schema.learnt,
+        schema.max_levels, schema.smallest_group, schema.learnt,
     )  # fmt: skip
 
 
@@ -118,6 +118,8 @@ def against(
         "val": lambda v: v == schema.val,
         "test": lambda v: v == schema.test,
         "scale": lambda v: v == schema.scale,
+        "max_levels": lambda v: v == schema.max_levels,
+        "smallest_group": lambda v: v == schema.smallest_group,
         "levels": lambda v: all(schema.levels.get(column) == known for column, known in v.items()),
         "client_column": lambda v: v == client_column,
     }
@@ -142,7 +144,9 @@ def against(
 def _shown(value: Any) -> str:
     """A value of an option as a user writes it."""
     if isinstance(value, Mapping):
-        value = [f"{k}={v if isinstance(v, str) else '/'.join(v)}" for k, v in value.items()]
+        value = [
+            f"{k}={policy_word(v) if isinstance(v, str) else '/'.join(v)}" for k, v in value.items()
+        ]
     if isinstance(value, tuple | list):
         value = ",".join(value)
     return f"'{value}'" if value not in (None, "") else "none"

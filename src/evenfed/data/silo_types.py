@@ -105,6 +105,11 @@ class Wanted:
             )
 
 
+def policy_word(policy: str) -> str:
+    """A policy for missing values as the command line calls it."""
+    return "level" if policy == "indicator" else policy
+
+
 @dataclass(frozen=True)
 class Described:
     """What a client says about a column in the first exchange; numbers add up over clients."""
@@ -191,7 +196,8 @@ class Learned:
         wanted = self.wanted
         return SiloSchema(
             wanted.label, numeric, categorical, sensitive, kind, classes, levels, missing,
-            wanted.val, wanted.test, wanted.scale, self._learnt(features, levels, classes),
+            wanted.val, wanted.test, wanted.scale, wanted.max_levels, wanted.smallest_group,
+            self._learnt(features, levels, classes),
         )  # fmt: skip
 
     def _learnt(
@@ -282,7 +288,8 @@ class Learned:
             if policy not in allowed:
                 kind = "a numeric" if column in numeric else "this"
                 text = f"column '{column}': {kind} column's missing values take "
-                self.problems.append(Problem(f"{text}{', '.join(allowed)}, not {word}"))
+                may = ", ".join(policy_word(each) for each in allowed)
+                self.problems.append(Problem(f"{text}{may}, not {word}"))
             policies[column] = policy
         return {**self._rest(numeric, categorical, policies), **policies}
 

@@ -26,7 +26,7 @@ from evenfed.data.silo_record import (
     record_path,
     write_record,
 )
-from evenfed.data.silo_types import Described, Learned, Wanted
+from evenfed.data.silo_types import Described, Learned, Wanted, policy_word
 from evenfed.data.table import MAX_LEVELS
 
 Files = str | Path | Sequence[str | Path]
@@ -75,7 +75,9 @@ class Silos:
         rows = sum(len(silo.table) for silo in self.silos.values())
         lines = [f"{counted(len(self.silos), 'client')}, {counted(rows, 'row')}"]
         if schema.kind == "regression":
-            lines.append(f"label {schema.label}: a number")
+            scaled = {"standard": ", standardised for training", "none": ""}
+            how = scaled.get(schema.scale, ", brought to [0, 1] for training")
+            lines.append(f"label {schema.label}: a number{how}")
         elif schema.kind == "binary":
             names = schema.classes or ("0", "1")
             lines.append(f"label {schema.label}: {' or '.join(names)}; favourable: {names[1]}")
@@ -93,17 +95,18 @@ class Silos:
 
     def _gaps(self, column: str) -> str:
         n = self.columns[column].missing
-        return f", {n} missing: {self.schema.missing.get(column, 'error')}" if n else ""
+        policy = policy_word(self.schema.missing.get(column, "error"))
+        return f", {n} missing: {policy}" if n else ""
 
     def federated(self, seed: int = 0) -> SiloDataset:
         """Split each client's rows, fit the preprocessing by sums, make tensors."""
-        spec = self.schema.spec
         training = {name: silo.training(seed) for name, silo in self.silos.items()}
-        fitted, ledger = fitting.fit(training, spec)
+        fitted, ledger = fitting.fit(training, self.schema.fitted_spec)
         clients = [silo.client(fitted[name], seed) for name, silo in self.silos.items()]
-        preprocessor = next(iter(fitted.values()))
-        schema = replace(schema_of(self.schema, preprocessor, ledger), notes=self.notes)
-        return SiloDataset(schema, clients, self, Columns(preprocessor), seed)
+        one = next(iter(fitted.values()))
+        schema = schema_of(self.schema, one, ledger)
+        schema = replace(schema, notes=(*schema.notes, *self.notes))
+        return SiloDataset(schema, clients, self, Columns(self.schema.parted(one)[0]), seed)
 
 
 class SiloDataset(FederatedDataset):
@@ -224,7 +227,7 @@ def recorded_silos(
     if client_column is not None:
         said["client_column"] = client_column
     against(before, column, said, path, lambda: _check_names(paths, wanted, client_column))
-    found = read_silos(files, fixed(before, wanted.smallest_group), client_column=column)
+    found = read_silos(files, fixed(before), client_column=column)
     return found, path, False
 
 
@@ -307,10 +310,7 @@ def silos_of_config(options: Mapping[str, Any]) -> Silos:
             "data of silos lie at nodes; to run here, name the files: data.files or --silos"
         )
     schema = SiloSchema.of_config(options)
-    # a group was refused or allowed when the config was made
-    return read_silos(
-        options["files"], fixed(schema, 1), client_column=options.get("client_column")
-    )
+    return read_silos(options["files"], fixed(schema), client_column=options.get("client_column"))
 
 
 def as_wanted(

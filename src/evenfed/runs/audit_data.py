@@ -244,6 +244,9 @@ def dataset_rows(
         parts = [client.split(s) for s in splits]
         y = np.concatenate([part.y.numpy() for part in parts])
         group = np.concatenate([part.group.numpy() for part in parts])
+        if not theirs:
+            offset, scale = schema.target
+            y = offset + scale * y.astype(np.float64)
         raw = _joined([_raw(data, client.name, s, client.split(s).x.numpy()) for s in splits])
         rows.append(Rows(client.name, raw, place[y] if theirs else y, group))
         if isinstance(raw, pd.DataFrame):

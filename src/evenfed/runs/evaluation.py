@@ -166,9 +166,14 @@ def assembled(
     rows: dict[int, Counts],
     tail: float,
 ) -> Evaluation:
-    """An evaluation from counts by client index; clients without examples count nothing."""
+    """An evaluation from counts by client index; clients without examples count nothing.
+
+    What is measured of numbers is in the label's own unit; losses are those of training.
+    """
     some = next(iter(rows.values()))
     empty = trees.zeros_like(some)
     ordered = [rows.get(i, empty) for i in range(len(names))]
     stacked = trees.map(lambda *leaves: torch.stack(leaves).cpu(), *ordered)
+    if schema.kind == "regression":
+        stacked = stacked.in_unit(*schema.target)
     return Evaluation(schema, split, tuple(names), stacked, tail)

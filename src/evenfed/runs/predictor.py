@@ -53,6 +53,8 @@ class Description:
         """As text, the same for the same model."""
         schema = asdict(self.schema)
         schema.pop("ledger"), schema.pop("notes")
+        if schema["target"] == (0.0, 1.0):
+            schema.pop("target")
         return json.dumps(
             {
                 "format": FORMAT, "schema": schema, "inputs": self.inputs.to_dict(),
@@ -73,8 +75,9 @@ class Description:
             schema = dict(found["schema"])
             levels = tuple(tuple(level) for level in schema["groups"]["levels"])
             schema["groups"] = Groups(tuple(schema["groups"]["names"]), levels)
-            for name in ("shape", "features", "class_names"):
-                schema[name] = tuple(schema[name])
+            for name in ("shape", "features", "class_names", "target"):
+                if name in schema:
+                    schema[name] = tuple(schema[name])
             inputs = inputs_of(found["inputs"])
             return cls(Schema(**schema), inputs, found["architecture"], found["origin"])
         except (KeyError, TypeError, ValueError) as error:
@@ -85,11 +88,19 @@ class Pipeline(nn.Module):
     """Preprocessing, model and decision as one module.
 
     Takes the raw tensors of `Inputs.raw`; returns predicted codes `(n,)` and probabilities
-    `(n, C)`, or values `(n,)` for regression. Where a probability is not a number the code is -1.
+    `(n, C)`, or values `(n,)` for regression, in the label's own unit (`target`: its offset and
+    scale). Where a probability is not a number the code is -1.
     """
 
-    def __init__(self, features: nn.Module, model: nn.Module, regression: bool) -> None:
+    def __init__(
+        self,
+        features: nn.Module,
+        model: nn.Module,
+        regression: bool,
+        target: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
         super().__init__()
+        self.target = target
         self.features = features
         self.model = model
         self.regression = regression
@@ -100,6 +111,9 @@ class Pipeline(nn.Module):
         if out.ndim == 2 and out.shape[-1] == 1:
             out = out.squeeze(-1)
         if self.regression:
+            offset, scale = self.target
+            if self.target != (0.0, 1.0):
+                out = (offset + scale * out.to(torch.float64)).to(torch.float32)
             return (out,)
         if out.ndim == 1:
             codes, p = (out > 0).to(torch.int64), torch.sigmoid(out)
@@ -174,7 +188,8 @@ class Predictor:
 def pipeline(description: Description, module: nn.Module) -> Pipeline:
     """A module with the preprocessing in front."""
     regression = description.schema.kind == "regression"
-    return Pipeline(description.inputs.module(), module, regression).eval()
+    target = description.schema.target
+    return Pipeline(description.inputs.module(), module, regression, target).eval()
 
 
 def predictor(description: Description, module: nn.Module) -> Predictor:

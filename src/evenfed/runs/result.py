@@ -151,6 +151,8 @@ class Result(WithFronts):
     ) -> nn.Module:
         """The global model, or a client's own, as a plain module in evaluation mode.
 
+        It takes features as they were trained on, and gives a scaled label (`schema.target`) as it
+        was; an export takes raw rows and gives the label's own unit.
         `preference` is for methods that have a model for every one; default: the method's option.
         """
         if preference is not None:
@@ -167,7 +169,8 @@ class Result(WithFronts):
             Labelled examples of the new client; they stay with it.
         """
         deployed = self.method.deployed(self.server)
-        return Adapted(self.method, deployed, self.method.adapted(deployed, data))
+        state = self.method.adapted(deployed, data)
+        return Adapted(self.method, deployed, state, self.data.schema.target)
 
     def faa(self, clusters: Clusters = None, *, estimated: bool = False) -> FAA:
         """Fairness via agent-awareness on test data, with mean loss and accuracy beside it.
@@ -366,6 +369,7 @@ class Adapted:
     method: Method
     deployed: Tree
     state: Tree
+    target: tuple[float, float] = (0.0, 1.0)
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs of the client's model for features `(n, ...)`."""
@@ -373,8 +377,12 @@ class Adapted:
             return self.method.outputs(self.deployed, self.state, x)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Predicted labels `(n,)`."""
-        return self.method.task.predictions(self.outputs(x))
+        """Predicted labels `(n,)`; numbers in the label's own unit."""
+        found = self.method.task.predictions(self.outputs(x))
+        if self.method.task.kind != "regression":
+            return found
+        offset, scale = self.target
+        return offset + scale * found
 
     def counts(self, data: Examples) -> Counts:
         """Counts and loss sums on the client's examples."""

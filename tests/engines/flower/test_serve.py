@@ -17,6 +17,7 @@ import evenfed
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError, EvenfedError, RunFolderError
 from evenfed.data.federate import federate
+from evenfed.data.silos import load_silos
 from evenfed.data.table import Table
 from evenfed.engines.flower import wire
 from evenfed.runs.artifact import artifact_of
@@ -103,6 +104,32 @@ def test_silo_files_give_the_numbers_of_one_table(
     measured = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
     assert measured["engine"] == "flower"
     assert measured["ledger"][: len(theirs.data.schema.ledger)] == list(theirs.data.schema.ledger)
+
+
+def test_a_label_that_is_a_number_is_scaled_at_the_nodes_as_in_one_process(
+    silo_grid: Any, tmp_path: Path, flat: Callable[..., Any], distance: Any
+) -> None:
+    data = {
+        "name": "silos", "label": "income", "kind": "regression", "numeric": ["age"],
+        "sensitive": ["sex"], "smallest_group": 1,
+    }  # fmt: skip
+    config = {"data": data, "method": "fedavg", "rounds": 2}
+    ours = carried_out(silo_grid, order(**config), tmp_path / "runs")
+    files = [str(tmp_path / "silos" / f"{name}.csv") for name in SILOS]
+    silos = load_silos(files, schema=tmp_path / "s.toml", features="age", **{
+        name: data[name] for name in ("label", "kind", "sensitive")
+    })  # fmt: skip
+    table = {**order(**config).config, "engine": {"engine": "sequential"}}
+    theirs = run_config(parse(table), data=silos)
+    assert ours.data.schema.target == pytest.approx(silos.schema.target)
+    assert silos.schema.target[1] > 5
+    assert distance(flat(ours.server), flat(theirs.server)) < 1e-5
+    for name in ("mean_squared_error", "loss"):
+        assert ours.summary()[name] == pytest.approx(theirs.summary()[name], rel=1e-4)
+    made = export_model(tmp_path / "runs" / "run", tmp_path / "m.safetensors")
+    rows = silo("a", 60)
+    found = load_model(made.path).predict(rows)
+    np.testing.assert_allclose(found, artifact_of(theirs).predictor.predict(rows), rtol=1e-4)
 
 
 def test_the_server_exports_its_model_without_any_data(silo_grid: Any, tmp_path: Path) -> None:

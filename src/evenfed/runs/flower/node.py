@@ -180,7 +180,7 @@ class Node:
 
     def _summary(self, spec: dict[str, Any], content: RecordDict) -> RecordDict:
         silo, seed = self._own_silo(spec), int(spec["data"]["seed"])
-        summary = asdict(fitting.summarise(silo.training(seed), silo.schema.spec))
+        summary = asdict(fitting.summarise(silo.training(seed), silo.schema.fitted_spec))
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in summary.items()}
         sizes = self._silo_sizes(silo, spec["data"])
         return wire.message({"summary": plain, "sizes": sizes}, None, [])
@@ -188,7 +188,7 @@ class Node:
     def _squares(self, spec: dict[str, Any], content: RecordDict) -> RecordDict:
         silo, seed = self._own_silo(spec), int(spec["data"]["seed"])
         mean = np.array([float(m) for m in spec["mean"]])
-        found = fitting.squares(silo.training(seed), silo.schema.spec, mean)
+        found = fitting.squares(silo.training(seed), silo.schema.fitted_spec, mean)
         return wire.message({"squares": found.tolist()}, None, [])
 
     def _exchange(self, spec: dict[str, Any], content: RecordDict) -> RecordDict:

@@ -42,7 +42,7 @@ class Agreement:
         replies = self._ask("summary", data)
         sizes = {name: checked_sizes(reply["sizes"]) for name, reply in replies.items()}
         agreed = fitting.combine([_summary(reply["summary"]) for reply in replies.values()])
-        spec = schema.spec
+        spec = schema.fitted_spec
 
         def squared(mean: NDArray[np.float64]) -> NDArray[np.float64]:
             parts = self._ask("squares", data, mean=mean.tolist())
@@ -92,7 +92,8 @@ def agreed_schema(data: dict[str, Any]) -> Schema:
 
 def agreed_inputs(data: dict[str, Any]) -> Columns:
     """How raw rows become features at every node, from what messages say."""
-    return Columns(Preprocessor.from_dict(data["preprocessor"]))
+    schema = SiloSchema.of(data["schema"])
+    return Columns(schema.parted(Preprocessor.from_dict(data["preprocessor"]))[0])
 
 
 def _summary(found: dict[str, Any]) -> Summary:

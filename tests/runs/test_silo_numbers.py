@@ -1,0 +1,110 @@
+"""Silo files whose label is a number: trained on a scale of its own, told in its unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import evenfed as ef
+from evenfed.cli import app
+from evenfed.data.dataset import Split
+
+SIZES = {"a": 120, "b": 200}
+UNIT = 1000.0
+
+
+def rows(n: int, unit: float = UNIT) -> pd.DataFrame:
+    rng = np.random.default_rng(n)
+    age = rng.integers(20, 80, n)
+    sex = rng.choice(["f", "m"], n)
+    pay = 40 + 0.5 * age + 3 * (sex == "m") + rng.normal(0, 3, n)
+    return pd.DataFrame({"age": age, "sex": sex, "pay": unit * pay})
+
+
+def load(folder: Path, unit: float = UNIT, **options: object) -> ef.FederatedDataset:
+    folder.mkdir(exist_ok=True)
+    for name, n in SIZES.items():
+        rows(n, unit).to_csv(folder / f"{name}.csv", index=False)
+    return ef.load_silos(f"{folder}/*.csv", label="pay", sensitive="sex", **options)
+
+
+def train(data: ef.FederatedDataset) -> ef.Result:
+    return ef.train("fedavg", data, rounds=8, engine="sequential", model="linear")
+
+
+def paid(result: ef.Result, client: str, split: Split) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Labels of raw rows, which a CSV file holds as text."""
+    assert result.data.rows is not None
+    return result.data.rows(client, split)["pay"].to_numpy(dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ef.Result:
+    return train(load(tmp_path_factory.mktemp("pay") / "silos"))
+
+
+def test_a_label_in_thousands_trains_with_the_default_rate(trained: ef.Result) -> None:
+    """By hand: mean and spread of the training labels of both files, from sums."""
+    found = trained.summary()
+    assert found["r2"] > 0.7
+    labels = np.concatenate([paid(trained, name, "train") for name in SIZES])
+    offset, scale = trained.data.schema.target
+    assert (offset, scale) == pytest.approx((labels.mean(), labels.std()))
+    y = np.concatenate([client.train.y.numpy() for client in trained.data])
+    np.testing.assert_allclose(y, (labels - labels.mean()) / labels.std(), atol=1e-5)
+
+
+def test_metrics_are_in_the_unit_of_the_label_and_losses_in_none(
+    trained: ef.Result, tmp_path: Path
+) -> None:
+    plain = train(load(tmp_path, unit=1.0)).summary()
+    found = trained.summary()
+    for name in ("mean_prediction_difference", "mean_residual_difference"):
+        assert found[name] == pytest.approx(UNIT * plain[name], rel=1e-3)
+    assert found["mean_squared_error"] == pytest.approx(UNIT**2 * plain["mean_squared_error"], 1e-3)
+    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+    scale = trained.data.schema.target[1]
+    assert found["loss"] == pytest.approx(found["mean_squared_error"] / scale**2, rel=1e-5)
+    assert any("losses are squared errors divided by" in note for note in trained.data.schema.notes)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pt2", ".onnx"])
+def test_an_export_predicts_in_the_unit_of_the_label(
+    ending: str, trained: ef.Result, tmp_path: Path
+) -> None:
+    if ending == ".onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    path = ef.export_model(trained, tmp_path / f"m{ending}").path
+    raw = trained.data.rows("a", "test")
+    found = ef.load_model(path).predict(raw)
+    offset, scale = trained.data.schema.target
+    x = trained.data.client(0).test.x
+    by_hand = offset + scale * trained.model()(x).detach().numpy().reshape(-1)
+    np.testing.assert_allclose(found, by_hand, rtol=1e-5)
+    assert abs(found.mean() - paid(trained, "a", "test").mean()) < 3 * UNIT
+    adapted = trained.adapt(trained.data.client(0).train).predict(x).numpy()
+    np.testing.assert_allclose(adapted, by_hand, rtol=1e-5)
+
+
+def test_an_audit_of_the_export_has_the_numbers_of_the_run(
+    trained: ef.Result, tmp_path: Path
+) -> None:
+    path = ef.export_model(trained, tmp_path / "m.safetensors").path
+    ran = trained.summary()
+    for name in ("mean_squared_error", "mean_prediction_difference", "r2"):
+        found = ef.audit_model(path, dataset=trained.data).evaluation.summary()[name]
+        assert found == pytest.approx(ran[name], rel=1e-4)
+
+
+def test_the_command_line_says_that_the_label_is_scaled(tmp_path: Path) -> None:
+    load(tmp_path)
+    words = ["run", "--silos", f"{tmp_path}/*.csv", "--rounds", "1", "--out", str(tmp_path / "r")]
+    done = CliRunner().invoke(app, [*words, "--method", "fedavg", "--engine", "sequential"])
+    assert done.exit_code == 0, done.stderr
+    assert "label pay: a number, standardised for training" in done.stderr
