@@ -42,6 +42,9 @@ Weighting = Literal["size", "uniform"] | Tensor | WeightFunction | Tilted
 Weights = Weighting | Mapping[str, Weighting]
 """One weighting for the whole upload, or one for each of its parts by name."""
 
+_BLOCK = 1 << 16
+"""Numbers of the sums that stay in the cache while all uploads of a chunk are added to them."""
+
 
 def check_weights(weights: Weights, clients: int) -> None:
     """Refuse weights that are not those of an exchange with `clients` clients."""
@@ -116,8 +119,6 @@ class _Sum:
         self.peak = -math.inf
         """Largest exponent so far; sums are relative to its exponential."""
         self.totals: list[Tensor] = []
-        self.wide: list[Tensor] = []
-        """Room for one upload in the precision of the sums."""
         self.like: Tree = None
 
     def add(self, chunk: Chunk, uploads: Tree, part: Tree, rows: list[int]) -> None:
@@ -128,27 +129,31 @@ class _Sum:
             self.totals = [
                 torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves
             ]
-            self.wide = [torch.empty_like(total) for total in self.totals]
-        columns = [leaf.unbind(0) for leaf in leaves]
+        steps = []
         for i in rows:
-            weight = weights[i]
-            if exponents is not None:
-                weight *= self._tilt(exponents[i])
-            self.weight += weight
-            for total, wide, column in zip(self.totals, self.wide, columns, strict=True):
-                total.add_(wide.copy_(column[i]), alpha=weight)
+            shrink, factor = (1.0, 1.0) if exponents is None else self._tilt(exponents[i])
+            steps.append((i, shrink, weights[i] * factor))
+            self.weight = self.weight * shrink + steps[-1][2]
+        for total, leaf in zip(self.totals, leaves, strict=True):
+            flat, table = total.view(-1), leaf.reshape(len(leaf), total.numel())
+            for start in range(0, flat.numel(), _BLOCK):
+                piece = flat[start : start + _BLOCK]
+                columns = table[:, start : start + _BLOCK].unbind(0)
+                wide = torch.empty_like(piece)
+                for i, shrink, weight in steps:
+                    if shrink != 1:
+                        piece.mul_(shrink)
+                    piece.add_(wide.copy_(columns[i]), alpha=weight)
 
-    def _tilt(self, exponent: float) -> float:
-        """Factor of a new upload; a new largest exponent shrinks what was added before."""
+    def _tilt(self, exponent: float) -> tuple[float, float]:
+        """Factors of what was added before and of a new upload, which may have a new peak."""
         if exponent == -math.inf:
-            return 0.0
-        if exponent > self.peak:
-            shrink = math.exp(self.peak - exponent)
-            self.weight *= shrink
-            for total in self.totals:
-                total.mul_(shrink)
-            self.peak = exponent
-        return math.exp(exponent - self.peak)
+            return 1.0, 0.0
+        if exponent <= self.peak:
+            return 1.0, math.exp(exponent - self.peak)
+        shrink = math.exp(self.peak - exponent)
+        self.peak = exponent
+        return shrink, 1.0
 
     def _weights(self, chunk: Chunk, uploads: Tree) -> tuple[list[float], list[float] | None]:
         w: Any = self.weighting
