@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 Array = NDArray[np.float64]
 
@@ -115,6 +114,8 @@ class _State:
 
     def place(self, j: int) -> None:
         """Match network j to what is there."""
+        from scipy.optimize import linear_sum_assignment  # slow to load, and few runs need it
+
         v, p = self.networks[j] * self.precisions[j], self.precisions[j]
         known = len(self.counts)
         gain = np.hstack([self._known(v, p), self._new(v, p)])

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import special
 
 from evenfed.core.counts import Counts
 from evenfed.core.errors import ConfigError, DataError
@@ -307,6 +306,8 @@ def over_seeds(values: npt.ArrayLike, level: float = 0.95) -> SeedSummary:
     mean = float(vector.mean())
     if seeds == 1:
         return SeedSummary(mean, nan, nan, nan, seeds, level)
+    from scipy import special  # a tenth of a second that a run of one seed need not wait for
+
     std = float(vector.std(ddof=1))
     half = float(special.stdtrit(seeds - 1, (1 + level) / 2)) * std / seeds**0.5
     return SeedSummary(mean, std, mean - half, mean + half, seeds, level)

@@ -8,8 +8,7 @@ E. B. Wilson. Probable Inference, the Law of Succession, and Statistical Inferen
 from __future__ import annotations
 
 import math
-
-from scipy import special
+from statistics import NormalDist
 
 
 def wilson(right: float, n: float, level: float = 0.95) -> tuple[float, float] | None:
@@ -26,7 +25,7 @@ def wilson(right: float, n: float, level: float = 0.95) -> tuple[float, float] |
     """
     if n <= 0:
         return None
-    z = float(special.ndtri((1 + level) / 2))
+    z = NormalDist().inv_cdf((1 + level) / 2)
     share, weight = right / n, z * z / n
     middle = (share + weight / 2) / (1 + weight)
     half = z * math.sqrt(share * (1 - share) / n + weight / (4 * n)) / (1 + weight)
@@ -50,5 +49,5 @@ def mean_interval(
         return None
     mean = total / n
     variance = max(squares - n * mean * mean, 0.0) / (n - 1)
-    half = float(special.ndtri((1 + level) / 2)) * math.sqrt(variance / n)
+    half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(variance / n)
     return mean - half, mean + half
