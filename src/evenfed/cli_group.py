@@ -27,7 +27,7 @@ class Group(TyperGroup):
         except UsageError as error:
             # Click 8.4 and newer suggest by themselves; Typer says it once more in the message
             if getattr(error, "possibilities", None):
-                error.message = error.message.partition(" Did you mean")[0]
+                vars(error)["message"] = error.message.partition(" Did you mean")[0]
             raise
 
     def invoke(self, ctx: click.Context) -> Any:

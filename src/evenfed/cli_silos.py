@@ -210,7 +210,18 @@ def advise(
         data = load(dataset, clients=clients, partition=partition, seed=seed)
     advice = look(data, seed=seed)
     record.write()
+    named = _named(silos, dataset, clients, partition)
     if as_json:
-        typer.echo(json.dumps(advice.table(), indent=1))
+        typer.echo(json.dumps(advice.table(named), indent=1))
     else:
-        typer.echo(advice.text())
+        typer.echo(advice.text(named))
+
+
+def _named(
+    silos: SiloArguments, dataset: str | None, clients: int | None, partition: str | None
+) -> list[str]:
+    """Words that name the same data to another command; the record knows the columns by now."""
+    given: list[tuple[str, object]] = [("--silos", pattern) for pattern in silos.silos or ()]
+    given += [("--schema", silos.schema), ("--dataset", dataset), ("--clients", clients)]
+    given.append(("--partition", partition))
+    return [word for flag, value in given if value is not None for word in (flag, str(value))]

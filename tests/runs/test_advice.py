@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from typer.testing import CliRunner
 import evenfed as ef
 from evenfed.cli import app
 from evenfed.runs.advice import Advice, advise
+from evenfed.runs.advice_runs import Gain
 
 
-def dataset(turned: int = 0, clients: int = 6, n: int = 120) -> ef.FederatedDataset:
+def dataset(
+    turned: int = 0, clients: int = 6, n: int = 120, val: int = 40, *, grouped: bool = True
+) -> ef.FederatedDataset:
     """Clients of one rule; at the first `turned` ones the label is turned round."""
     rng = np.random.default_rng(1)
 
@@ -23,11 +27,12 @@ def dataset(turned: int = 0, clients: int = 6, n: int = 120) -> ef.FederatedData
         x = rng.normal(size=(size, 2)).astype(np.float32)
         noise = rng.normal(size=size)
         y = ((x[:, 0] + noise > 0) ^ (k < turned)).astype(np.int64)
-        group = rng.integers(2, size=size)
+        group = rng.integers(2, size=size) * grouped
         return ef.Examples.of(*(torch.from_numpy(a) for a in (x, y, group)))
 
-    schema = ef.Schema("toy", "binary", 2, (2,), groups=ef.Groups(("sex",), (("f", "m"),)))
-    made = [ef.ClientData(f"c{k}", some(n, k), some(40, k), some(1, k)) for k in range(clients)]
+    groups = ef.Groups(("sex",), (("f", "m"),)) if grouped else ef.Groups()
+    schema = ef.Schema("toy", "binary", 2, (2,), groups=groups)
+    made = [ef.ClientData(f"c{k}", some(n, k), some(val, k), some(1, k)) for k in range(clients)]
     return ef.FederatedDataset(schema, made)
 
 
@@ -50,13 +55,44 @@ def test_kinds_of_clients_are_seen_and_likeness_is_seen() -> None:
     assert verdict(kinds, "ditto") == "fits"
 
 
+def test_nothing_is_recommended_on_few_validation_rows() -> None:
+    found = advise(dataset(3, val=16, grouped=False))
+    for method in ("ditto", "focus"):
+        assert verdict(found, method) == "not known"
+    assert (
+        "There are 96 validation rows, too few to compare models on: at least 100" in found.text()
+    )
+    small = advise(dataset(1, n=29, grouped=False))
+    assert verdict(small, "qffl") == "not known"
+    assert "no client has 30 training rows" in small.text()
+
+
+def test_a_gain_within_its_interval_is_no_reason() -> None:
+    """Clients of one rule: by chance an own model is better at some, and on average it is not."""
+    found = advise(dataset(0, clients=8, val=20, grouped=False))
+    for method in ("ditto", "focus", "qffl"):
+        assert verdict(found, method) == "little to gain"
+    gain = figures(found, "alone")
+    assert gain["gain"] < gain["interval"]
+    assert "no method is recommended over fedavg" in found.text()
+
+
+def test_an_interval_is_that_of_the_mean_difference() -> None:
+    """By hand: differences 1, 0, 2, 1 have mean 1 and variance 2/3; 1.96 sqrt(2/3/4) = 0.800."""
+    found = Gain.of(np.array([3.0, 1.0, 4.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0]))
+    assert found.half == pytest.approx(0.8002, abs=1e-4)
+    assert found.clear
+    assert found.share == pytest.approx(0.4)
+    assert not Gain.of(np.array([3.0, 1.0, 4.0, 2.0]), np.array([1.0, 3.0, 2.0, 3.0])).clear
+
+
 def test_the_minimax_value_is_proved() -> None:
-    """Groups of 30 and 10 rows, one feature that is constant, labels 1 and 0.
+    """Groups of 60 and 20 rows, one feature that is constant, labels 1 and 0.
 
     A linear model gives everybody one logit, so its largest group loss is least at 0: log 2.
     """
-    group = torch.tensor([0] * 30 + [1] * 10)
-    own = ef.Examples.of(torch.ones(40, 1), (group == 0).long(), group)
+    group = torch.tensor([0] * 60 + [1] * 20)
+    own = ef.Examples.of(torch.ones(80, 1), (group == 0).long(), group)
     schema = ef.Schema("toy", "binary", 2, (1,), groups=ef.Groups(("sex",), (("f", "m"),)))
     made = [ef.ClientData(f"c{k}", own, own, own) for k in range(2)]
     found = advise(ef.FederatedDataset(schema, made))
@@ -107,3 +143,29 @@ def test_the_command_reads_files_and_writes_json(
     assert table["statements"][0]["figures"]["clients"] == 2
     for wrong in (["advise"], [*words, "--dataset", "loans"], [*words, "--clients", "3"]):
         assert CliRunner().invoke(app, wrong).exit_code == 2
+
+
+def test_the_text_gives_the_command_that_tries_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For pffl with a bound that can be met, and the model that the bound was found for."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        sex = rng.choice(["f", "m"], 300, p=[0.3, 0.7])
+        age = rng.normal(size=300)
+        paid = (np.where(sex == "m", age, -age) + 0.5 * rng.normal(size=300) > 0).astype(int)
+        frame = pd.DataFrame({"age": age, "sex": sex, "paid": paid})
+        frame.to_csv(f"own_{name}.csv", index=False)
+    words = ["advise", "--silos", "own_*.csv", "--label", "paid", "--sensitive", "sex"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    (line,) = [text for text in done.stdout.splitlines() if "--method pffl" in text]
+    table = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    (found,) = [s["figures"] for s in table["statements"] if s["about"] == "minimax"]
+    command = line.strip().removeprefix("try: ")
+    assert command.startswith("evenfed run --silos 'own_*.csv' --method pffl --model linear --set ")
+    assert found["high"] < float(command.rpartition("zeta=")[2]) < 1.05 * found["high"]
+    assert command in [s["command"] for s in table["suggestions"]]
+    ran = CliRunner().invoke(app, [*shlex.split(command)[1:], "--rounds", "1"])
+    assert ran.exit_code == 0, ran.stderr
