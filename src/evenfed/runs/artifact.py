@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -75,6 +76,18 @@ def example(description: Description) -> tuple[Tensor, ...]:
     return (torch.zeros(1, *description.schema.shape, dtype=torch.int64),)
 
 
+def client_words(names: Sequence[str], shown: int = 3) -> str:
+    """How to name a client, with a few names.
+
+    Examples
+    --------
+    >>> client_words(["north", "south", "coast", "hills"])
+    "--client NAME, one of 'north', 'south', 'coast' and 1 more"
+    """
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"--client NAME, one of {', '.join(repr(n) for n in names[:shown])}{more}"
+
+
 def in_use(result: Result, client: str | int | None, preference: float | None) -> Result:
     """The result with the options under which the wanted model is the one that predicts."""
     method = result.method
@@ -90,7 +103,7 @@ def in_use(result: Result, client: str | int | None, preference: float | None) -
     if client is None and not method.united_in(result.server):
         raise ConfigError(
             f"'{method.name}' was run without a family of the federation's own; name a client: "
-            "--client NAME"
+            f"{client_words(result.data.names)}"
         )
     deploy = "global" if client is None else "own"
     return result.using(preference=float(preference), deploy=deploy)
@@ -108,8 +121,13 @@ def artifact_of(
     index = index_of(data, client)
     state = _state(result, index)
     deployed = method.deployed(result.server)
-    module = method.module(deployed, state).cpu()
-    _check(method, data.schema, module, deployed, state)
+    try:
+        module = method.module(deployed, state).cpu()
+    except ConfigError as error:
+        if index is not None:
+            raise
+        raise ConfigError(f"{error}: {client_words(data.names)}") from error
+    _check(method, data.schema, module, deployed, state, data.names)
     name = None if index is None else data.client(index).name
     config = result.config.model
     base = OWN if config.name == "own" else builtin(config.name, config.options, data.schema)
@@ -129,7 +147,7 @@ def _state(result: Result, index: int | None) -> Tree:
         if method.personal:
             raise ConfigError(
                 f"'{method.name}' has no global model: each client has its own; name one: "
-                f"--client {data.client(0).name}"
+                f"{client_words(data.names)}"
             )
         return ()
     if not 0 <= index < len(data):
@@ -152,12 +170,19 @@ def inputs_for(data: FederatedDataset, client: str | None) -> Inputs:
     if client is None:
         raise ConfigError(
             "each client scales features by its own rows (data.fit = 'client'), so there is no one "
-            "preprocessing; name a client: --client NAME"
+            f"preprocessing; name a client: {client_words(data.names)}"
         )
     return data.inputs[client]
 
 
-def _check(method: Method, schema: Schema, module: nn.Module, deployed: Tree, state: Tree) -> None:
+def _check(
+    method: Method,
+    schema: Schema,
+    module: nn.Module,
+    deployed: Tree,
+    state: Tree,
+    names: Sequence[str],
+) -> None:
     """Refuse a method whose predictions are not those of the module that it returns."""
     shape = (8, *schema.shape)
     draw = torch.Generator().manual_seed(0)
@@ -171,7 +196,7 @@ def _check(method: Method, schema: Schema, module: nn.Module, deployed: Tree, st
         except (KeyError, TypeError, ConfigError) as error:
             raise ConfigError(
                 f"'{method.name}' with these options has no one model for all clients; name a "
-                "client: --client NAME"
+                f"client: {client_words(names)}"
             ) from error
         found = module(x)
     if not torch.allclose(found.reshape(expected.shape), expected, rtol=1e-3, atol=1e-4):

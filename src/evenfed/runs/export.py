@@ -9,7 +9,7 @@ from typing import Any
 
 from evenfed.core.errors import ConfigError, RunFolderError
 from evenfed.methods.preferred import Preferred
-from evenfed.runs.artifact import ENDINGS, Artifact, Format, artifact_of, in_use
+from evenfed.runs.artifact import ENDINGS, Artifact, Format, artifact_of, client_words, in_use
 from evenfed.runs.config import RunConfig, parse, read
 from evenfed.runs.folder import (
     CELLS,
@@ -126,7 +126,7 @@ def _of_folder(
         clients, cells = (read_frame(file) for file in kept[1:])
         artifact = Artifact(model.description, model.module)
         return artifact, Facts(config, measured, clients, cells, path)
-    _check_asked(config, client, preference)
+    _check_asked(config, client, preference, path)
     if config.built_engine().engine == "flower":
         raise ConfigError(
             "the run was carried out on Flower: what clients keep is at their nodes, so that only "
@@ -138,7 +138,9 @@ def _of_folder(
     return artifact, replace(facts, config=config, measured={**facts.measured, **same})
 
 
-def _check_asked(config: RunConfig, client: str | int | None, preference: float | None) -> None:
+def _check_asked(
+    config: RunConfig, client: str | int | None, preference: float | None, path: Path
+) -> None:
     """Refuse before data are loaded what the method cannot give."""
     method = config.built_method()
     if preference is not None:
@@ -149,8 +151,10 @@ def _check_asked(config: RunConfig, client: str | int | None, preference: float 
             "--preference 0.5 (larger is fairer)"
         )
     if method.personal and client is None:
+        names = [str(name) for name in read_frame(path / CLIENTS).index]
         raise ConfigError(
-            f"'{method.name}' has no global model: each client has its own; name one: --client NAME"
+            f"'{method.name}' has no global model: each client has its own; name one: "
+            f"{client_words(names)}"
         )
 
 
