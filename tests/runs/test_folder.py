@@ -98,7 +98,7 @@ def test_a_failing_run_does_not_touch_files_that_were_there(tmp_path: Path) -> N
 
 def test_a_run_in_which_every_round_is_void_is_an_error() -> None:
     table = {"data": "synthetic", "rounds": 3, "method": {"name": "fedavg", "lr": 1e38}}
-    with pytest.raises(EvenfedError, match="round 2"):
+    with pytest.raises(EvenfedError, match="round 3"):
         run_config(parse(table))
 
 

@@ -337,7 +337,8 @@ class Federation:
         if len(seats) < required:
             self.dropped += out
             raise QuorumError(
-                f"round {self.round}: {len(seats)} of {asked} clients answered, {required} needed"
+                f"round {self.round + 1}: {len(seats)} of {asked} clients answered, {required} "
+                "needed"
             )
         pending, up = dict(self.states.pending), self.traffic.up
         with single_threaded_kernels():
@@ -357,7 +358,7 @@ class Federation:
         if answered < required:
             reasons = Counter(d.reason for d in dropped).most_common(1)
             raise QuorumError(
-                f"round {self.round}: {answered} of {asked} clients sent a usable reply to "
+                f"round {self.round + 1}: {answered} of {asked} clients sent a usable reply to "
                 f"'{work.name}', {required} needed (most often: {reasons[0][0]})"
             )
         return result, tuple(dropped)

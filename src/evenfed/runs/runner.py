@@ -264,7 +264,7 @@ class Runner:
         try:
             found = self._headline(self.evaluate("val", deployed=deployed))
         except QuorumError as error:
-            self.observer.say(f"round {line['round']} is not evaluated: {error}")
+            self.observer.say(f"round {line['round'] + 1} is not evaluated: {error}")
             found = {}
         line |= {f"val_{k}": v for k, v in found.items()}
         if self.folder is not None:
@@ -275,7 +275,7 @@ class Runner:
         bad = [d for d in self.federation.dropped if d.reason != "did not answer"]
         if bad:
             self.observer.say(
-                f"round {t}: client '{bad[0].name}' {bad[0].reason}"
+                f"round {t + 1}: client '{bad[0].name}' {bad[0].reason}"
                 + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
                 + "; left out"
             )
@@ -284,7 +284,7 @@ class Runner:
         for name, tensor in trees.named(server).items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise EvenfedError(
-                    f"training diverged in round {t}: '{name}' of the server's state is not "
+                    f"training diverged in round {t + 1}: '{name}' of the server's state is not "
                     "finite; lower the learning rate (local.lr) or set local.clip"
                 )
 
