@@ -22,6 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from evenfed.core.softmax import softmax
+
 Fairness = Literal["covariance", "demographic_parity", "equal_opportunity", "squared_covariance"]
 FAIRNESS: tuple[Fairness, ...] = (
     "covariance", "demographic_parity", "equal_opportunity", "squared_covariance",
@@ -62,7 +64,7 @@ def fairness_loss(
         away = (code - (share * code).sum()).square() * share  # (B,)
         spread = (outputs - (share.unsqueeze(-1) * outputs).sum(-2, keepdim=True)).square()
         return (away.unsqueeze(-1) * spread).sum((-2, -1))
-    f = outputs.softmax(-1)  # (N, B, C)
+    f = softmax(outputs)  # (N, B, C)
     code = torch.arange(groups, device=group.device)
     member = (group.unsqueeze(-1) == code).to(f.dtype) * share.unsqueeze(-1)  # (B, G)
     if kind == "covariance":

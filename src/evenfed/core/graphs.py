@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from evenfed.core.recording import Seen
+from evenfed.core.softmax import FEW, MANY
 
 aten = torch.ops.aten
 Run = Callable[..., Sequence[Tensor]]
@@ -33,10 +34,6 @@ _IN_PLACE: dict[Any, Any] = {
     aten.sigmoid.default: aten.sigmoid_.default,
 }
 
-_FEW = 16
-"""Numbers in a vector register: a softmax over fewer is slow."""
-_MANY = 64
-"""Rows from which rearranging them for the softmax pays."""
 _WORTH_FLIPPING = 1 << 14
 """Numbers in a matrix from which holding it transposed pays."""
 
@@ -158,7 +155,7 @@ def _softmax_of_few(graph: fx.Graph) -> None:
             continue
         given: Any = node.args[2 if back else 1]
         axis, last = int(given), len(shape) - 1
-        if axis % len(shape) != last or shape[-1] >= _FEW or shape[-1] * _MANY > math.prod(shape):
+        if axis % len(shape) != last or shape[-1] >= FEW or shape[-1] * MANY > math.prod(shape):
             continue
         with graph.inserting_before(node):
             if back:

@@ -19,6 +19,7 @@ from evenfed.core.counts import Counts, count_classes, count_values
 from evenfed.core.errors import ModelError
 from evenfed.core.examples import Examples
 from evenfed.core.randomness import seed_for
+from evenfed.core.softmax import log_softmax, softmax
 
 Params = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +41,7 @@ class LossRule:
             return (outputs - y).square()
         if outputs.ndim == 1:
             return nn.functional.softplus(outputs) - y * outputs
-        return -outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return -log_softmax(outputs).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ class Task:
         if outputs.ndim == 1:
             p = torch.sigmoid(outputs)
             return torch.stack([1 - p, p], -1)
-        return outputs.softmax(-1)
+        return softmax(outputs)
 
     def margins(self, outputs: Tensor) -> Tensor:
         """Logits `(n,)` of class 1 against class 0, for two classes.

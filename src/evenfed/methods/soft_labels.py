@@ -15,6 +15,7 @@ from torch.func import vmap
 from torch.nn.functional import logsigmoid
 
 from evenfed.core import tree as trees
+from evenfed.core.softmax import log_softmax
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 
@@ -88,7 +89,7 @@ def mixture(outputs: Tensor, log_pi: Tensor, regression: bool) -> Tensor:
         return (weight + logsigmoid(outputs)).logsumexp(0) - (
             weight + logsigmoid(-outputs)
         ).logsumexp(0)
-    return (weight + outputs.log_softmax(-1)).logsumexp(0)
+    return (weight + log_softmax(outputs)).logsumexp(0)
 
 
 class Mixture(nn.Module):

@@ -14,6 +14,7 @@ from evenfed.core.counts import Counts, count_classes
 from evenfed.core.examples import Examples
 from evenfed.core.fairness_loss import fairness_loss
 from evenfed.core.models import mlp
+from evenfed.core.softmax import softmax
 from evenfed.data.dataset import FederatedDataset
 from evenfed.metrics.client import FloatArray
 from evenfed.metrics.front import (
@@ -158,7 +159,7 @@ def ceiling(
         _penalise(model, pooled, penalty, seed, epochs, groups)
         for k, test in enumerate(tests):
             with torch.no_grad():
-                p = model(test.x).softmax(-1)[:, 1]
+                p = softmax(model(test.x))[:, 1]
             counts[k] += [
                 count_classes(
                     (p > t).long(), test.y, test.group, p * 0, test.weight, groups, 2
