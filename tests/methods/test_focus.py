@@ -32,6 +32,7 @@ from evenfed.methods.focus import Focus
 from evenfed.methods.qffl import QFFL
 from evenfed.methods.soft_labels import e_step, effective_clusters, mixture, uniform
 from evenfed.metrics.client import mean_loss
+from evenfed.runs import excess as excess_runs
 from evenfed.runs.config import parse
 from evenfed.runs.runner import Runner, Settings, build_task
 from evenfed.runs.train import resume, run_config
@@ -686,13 +687,13 @@ def recovered(result: ef.Result) -> bool:
 @pytest.mark.proves("focus", "the outlier of the linear task is isolated in 30 of 30 seeds (slow)")
 @pytest.mark.slow
 def test_the_outlier_of_the_linear_task_has_a_model_of_its_own_in_30_of_30_seeds() -> None:
-    """d = 10, n = 100, rate 0.05, five full-batch steps, 100 rounds, the default start."""
+    """d = 10, n = 100, rate 0.05, five full-batch steps, 30 rounds, the default start."""
     local = LocalTraining(lr=0.05, batch=0, steps=5)
     isolated = 0
     for seed in range(30):
         data = ef.load("linear", seed=seed, n_val=1, n_test=1)
         result = ef.train(
-            Focus(m=2, local=local), data, rounds=100, seed=seed, model="linear", engine=FAST,
+            Focus(m=2, local=local), data, rounds=30, seed=seed, model="linear", engine=FAST,
             evaluate_every=0,
         )  # fmt: skip
         isolated += recovered(result)
@@ -728,7 +729,7 @@ def test_rotated_digits_fall_into_their_true_clusters() -> None:
 def test_rotated_mnist_falls_into_its_true_clusters() -> None:
     for seed in range(3):
         try:
-            data = rotated("mnist", seed, examples=3000)
+            data = rotated("mnist", seed, examples=1500)
         except DataError as error:
             pytest.skip(str(error))
         assert recovered(on_rotated(THREE, data, seed, 10))
@@ -737,7 +738,9 @@ def test_rotated_mnist_falls_into_its_true_clusters() -> None:
 @pytest.mark.proves("focus", "lower FAA than FedAvg, q-FFL and AFL on rotated digits (slow)")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(seed: int) -> None:
+def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FOCUS has the lowest FAA and the highest accuracy; q-FFL loses accuracy as q grows.
 
     All with the same local training; AFL with the paper's 0.01 and its last model, which fits these
@@ -751,7 +754,18 @@ def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(seed: in
         "q=10": QFFL(q=10.0, local=FIVE_EPOCHS),
         "afl": AFL(eta_lambda=0.01, multi_step=True, output="last", local=FIVE_EPOCHS),
     }
+    # the models of whole clusters are the same for all: trained once
+    train, known = excess_runs._reference_losses, {}
+
+    def once(runner: Runner, members: tuple[int, ...]) -> Any:
+        key = (members, runner.method.local, runner.settings)  # type: ignore[attr-defined]
+        if key not in known:
+            known[key] = train(runner, members)
+        return known[key]
+
+    monkeypatch.setattr(excess_runs, "_reference_losses", once)
     measured = {name: on_rotated(m, data, seed, 40).faa() for name, m in methods.items()}
+    assert len(known) == 3, "one a cluster"
     faa = {name: m.faa for name, m in measured.items()}
     accuracy = {name: m.mean_accuracy or 0.0 for name, m in measured.items()}
     assert min(faa, key=faa.__getitem__) == "focus"
