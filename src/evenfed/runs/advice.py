@@ -288,7 +288,7 @@ def _too_few(quick: Quick) -> str | None:
         return None
     return (
         f"There are {counted(quick.validated, 'validation row')}, too few to compare models on: at "
-        f"least {ENOUGH} are needed (data.val is their share)."
+        f"least {ENOUGH} are needed. A study compares them on test rows, over seeds."
     )
 
 
