@@ -78,6 +78,10 @@ SHORTER = {"run": ["--rounds", "1"], "study": ["--rounds", "1", "--seeds", "0"]}
 """Options that make a command of the docs cheap; the last one given wins."""
 
 
+OF_ALL = ["--datasets", "synthetic:examples=60,test_examples=30", "--set", "hetpfl.fusion_steps=3"]
+"""Some more for a study of every method: little data, and few steps after the last round."""
+
+
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own; methods that a page registers are forgotten."""
@@ -162,7 +166,8 @@ def hospitals() -> None:
 def test_commands_that_need_no_folder_work(words: list[str]) -> None:
     if "--silos" in words:
         hospitals()
-    done = CliRunner().invoke(app, [*words, *SHORTER.get(words[0], [])])
+    cheap = [*SHORTER.get(words[0], []), *(OF_ALL if "all" in words else [])]
+    done = CliRunner().invoke(app, [*words, *cheap])
     assert done.exit_code == 0, done.output
 
 
