@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from evenfed.core.bindings import quicken
 from evenfed.core.recording import Seen
 from evenfed.core.softmax import FEW, MANY
 
@@ -323,7 +324,8 @@ def hoisted(graph: fx.GraphModule, steady: Sequence[int]) -> tuple[Run, Run]:
             if not node.users and node.target not in _UPDATES:
                 made.erase_node(node)
         made.lint()
-    return fx.GraphModule(graph, before).forward, fx.GraphModule(graph, after).forward
+    early_graph, late_graph = (quicken(fx.GraphModule(graph, made)) for made in (before, after))
+    return early_graph.forward, late_graph.forward
 
 
 def _product_kernel(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:
