@@ -29,7 +29,7 @@ from evenfed.runs.folder import RunFolder
 from evenfed.runs.runner import Silent
 
 ROUNDS = 6
-LIMIT = 180.0
+LIMIT = 480.0
 """Seconds after which a run is given up."""
 MODELS: dict[str, Any] = {
     "small (logistic, 4 features)": {"name": "linear"},

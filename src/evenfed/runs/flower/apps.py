@@ -89,7 +89,7 @@ class _Logged:
         log.warning("%s", message)
 
     def round_done(self, line: dict[str, Any]) -> None:
-        log.warning("round %s done in %.1f s", line["round"], line["seconds"])
+        log.warning("round %s done in %.1f s", line["round"] + 1, line["seconds"])
 
 
 @server.main()
