@@ -20,3 +20,14 @@ def test_values_and_gradients_are_those_of_the_plain_form(shape: tuple[int, ...]
     torch.testing.assert_close(slope, grad(lambda t: (plain(t, -1) * factor).sum())(x))
     stacked = torch.stack([x, 2 * x])
     torch.testing.assert_close(vmap(form)(stacked), plain(stacked, -1))
+
+
+def test_an_exported_program_takes_any_number_of_rows() -> None:
+    class Shares(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return softmax(x)
+
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(Shares(), (torch.randn(9, 2),), dynamic_shapes=({0: rows},))
+    many = torch.randn(500, 2)
+    torch.testing.assert_close(program.module()(many), many.softmax(-1))
