@@ -57,9 +57,9 @@ def record(function: Callable[..., Sequence[Tensor]], args: Sequence[Tensor]) ->
     return fx.GraphModule(recorder.constants, recorder.graph)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[str, Any] = {}
         self._nodes: dict[int, fx.Node] = {}
