@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -54,6 +54,20 @@ def test_nodes_know_shape_and_type() -> None:
     assert (seen.shape, seen.dtype, seen.ndim) == (torch.Size([3]), torch.bool, 1)
 
 
-def test_numbers_of_inputs_cannot_decide() -> None:
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: [a if a.sum() > 0 else -a],
+        lambda a: [a[a > 0].mean()],
+        lambda a: [a.masked_select(a > 0)],
+        lambda a: [(a > 0).nonzero()],
+    ],
+)
+def test_numbers_of_inputs_cannot_decide(function: Callable[[Tensor], list[Tensor]]) -> None:
     with pytest.raises(ValueNeededError):
-        record(lambda a: [a if a.sum() > 0 else -a], [torch.ones(2)])
+        record(function, [torch.ones(2)])
+
+
+def test_places_may_be_numbers_of_inputs() -> None:
+    graph = record(lambda a, at: [a[at]], [torch.arange(3.0), torch.tensor([0, 1])])
+    assert graph(torch.arange(3.0), torch.tensor([2, 2]))[0].tolist() == [2.0, 2.0]

@@ -90,7 +90,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         given = trees.leaves((args, kwargs))
         fixed = bool(given) and all(self.node(t).op == "get_attr" for t in given)
-        if func is aten._local_scalar_dense.default and not fixed:
+        if not fixed and _reads_values(func, args):
             raise ValueNeededError
         out = func(*args, **kwargs)
         if fixed and func in (aten.lift_fresh.default, aten.detach.default):
@@ -108,3 +108,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(part, Tensor):
                     self.keep(part, self.graph.call_function(operator.getitem, (made, index)))
         return out
+
+
+def _reads_values(func: Any, args: Any) -> bool:
+    """Whether a number, or the shape of a result, depends on what a tensor holds."""
+    if func is aten.index.Tensor:
+        return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+    return func is aten._local_scalar_dense.default or torch.Tag.dynamic_output_shape in func.tags
