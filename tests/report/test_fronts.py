@@ -183,6 +183,19 @@ def test_a_default_folder_below_runs_is_named_from_where_the_command_was_given(
     assert directory(Path("runs", "loans-praffl-0")) == "runs/loans-praffl-0"
 
 
+def test_a_folder_deep_below_is_named_so_that_the_command_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "out" / "a" / "study" / "runs" / "m-0"
+    run.mkdir(parents=True)
+    (tmp_path / "out" / "a" / "study" / "study.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert directory(run) == "out/a/study/runs/m-0"
+    assert directory(run.parents[1]) == "out/a/study"
+    monkeypatch.chdir(run)
+    assert directory(run) == "study/runs/m-0"
+
+
 def test_a_report_of_a_run_without_a_folder_has_the_explorer(tmp_path: Path) -> None:
     path = ef.train("praffl", "synthetic", rounds=1, epochs=2, engine="vectorized").report(
         tmp_path / "r.html"

@@ -307,12 +307,15 @@ def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
 def directory(folder: Path | None) -> str:
     """A folder as a command names it, without where it lies on this machine.
 
-    A run of a study stands below the study's folder; either often stands below `runs`.
+    It is named from where the command was given, where it lies below that. Elsewhere a run of a
+    study stands below the study's folder, and either often below `runs`.
     """
     if folder is None:
         return "DIR"
-    whole = folder.resolve()
+    whole, here = folder.resolve(), Path.cwd()
     parts = whole.parts
+    if here in whole.parents:
+        return whole.relative_to(here).as_posix()
     if len(parts) > 3 and (whole.parents[1] / STUDY).is_file():
         return f"{directory(whole.parents[1])}/{parts[-2]}/{parts[-1]}"
     below_runs = len(parts) > 2 and parts[-2] == "runs"
