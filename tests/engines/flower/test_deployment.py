@@ -42,10 +42,6 @@ from evenfed.runs.flower.server import Order
 from evenfed.runs.train import run_config
 
 pytestmark = pytest.mark.slow
-patient = pytest.mark.skipif(
-    "EVENFED_DEPLOYMENT" not in os.environ,
-    reason="waits until Flower lets nodes in again; EVENFED_DEPLOYMENT=1 runs it",
-)
 
 PATIENCE = 240.0
 SILOS = {"a": 60, "b": 80, "c": 50}
@@ -332,7 +328,6 @@ def test_runs_give_the_numbers_of_one_process_and_leave_out_nan(
     check_states_stay_at_nodes(site)
 
 
-@patient
 def test_a_killed_server_goes_on_from_its_checkpoint(site: Site, flat: Any, distance: Any) -> None:
     config = {"method": "scaffold", "rounds": 5, "checkpoint_every": 2}
     site.submit("killed", **config)
@@ -395,11 +390,8 @@ def test_a_deaf_node_is_left_out_after_the_timeout_and_a_killed_one_too(site: Si
     # the next round has begun and waits for the node
     site.deployment.kill("c")
     until("a round without the killed node", lambda: len(without_it()) >= 2)
-    if "EVENFED_DEPLOYMENT" not in os.environ:
-        flwr(site.address, "stop", site.faults, "evenfed")
 
 
-@patient
 def test_the_killed_node_comes_back(site: Site) -> None:
     site.start_node("c")
     last = site.dropped("faults")[-1]["round"]
