@@ -45,7 +45,6 @@ def test_every_cell_holds_its_rows(seed: int, n: int, groups: int, classes: int)
     assert counts.size.item() == (r["weight"] > 0).sum()
     for g in range(groups):
         losses = r["loss"][(r["group"] == g) & (r["weight"] > 0)].astype(np.float64)
-        assert counts.loss_squares is not None
         np.testing.assert_allclose(
             counts.loss_squares[g].item(), (losses**2).sum(), rtol=1e-12, atol=1e-12
         )
@@ -80,8 +79,10 @@ def test_regression_keeps_sums_and_squares_by_group(seed: int, n: int) -> None:
     for g in range(2):
         own = (group == g) & (weight > 0)
         a, b = y[own].astype(np.float64), p[own].astype(np.float64)
-        expected = [a.sum(), b.sum(), (a * a).sum(), (b * b).sum(), (a * b).sum()]
+        squares = (loss[own].astype(np.float64) ** 2).sum()
+        expected = [a.sum(), b.sum(), (a * a).sum(), (b * b).sum(), (a * b).sum(), squares]
         np.testing.assert_allclose(counts.moments[g].numpy(), expected, rtol=1e-12, atol=1e-12)
+        assert counts.loss_squares[g].item() == counts.moments[g, 5].item()
         assert counts.confusion[g, 0, 0].item() == own.sum()
         np.testing.assert_allclose(
             counts.loss[g, 0].item(), loss[own].astype(np.float64).sum(), rtol=1e-12, atol=1e-12

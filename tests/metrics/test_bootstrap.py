@@ -224,3 +224,14 @@ def test_over_seeds_does_not_invent_a_spread_or_drop_a_diverged_seed():
     assert diverged.not_finite == 1
     with pytest.raises(DataError):
         bootstrap.over_seeds([])
+
+
+def test_an_interval_reaches_its_estimate_where_all_percentiles_lie_beyond() -> None:
+    """Equal rates in many small groups: every resample has a larger difference than 0."""
+    confusion = torch.tensor([[[3.0, 3.0], [3.0, 3.0]]]).repeat(8, 1, 1)
+    counts = Counts(confusion, torch.zeros(8, 2), torch.zeros(8, 5))
+    found = bootstrap.interval(counts, demographic_parity_difference, seed=0)
+    assert found.estimate == 0.0
+    assert found.low == 0.0
+    assert found.high is not None
+    assert found.high > 0.5

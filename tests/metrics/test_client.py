@@ -69,6 +69,7 @@ def test_tilted_lies_between_extremes_and_on_the_side_of_its_sign(losses, t):
 
 
 def test_tilted_does_not_overflow_and_has_its_limits():
+    assert client.tilted([1.0, 1.0, 0.5], t=1e-8) == pytest.approx(2.5 / 3, abs=1e-9)
     assert client.tilted([1.0, 1000.0], t=10.0) == pytest.approx(1000 - np.log(2) / 10)
     assert client.tilted([1.0, 1000.0], t=-10.0) == pytest.approx(1 + np.log(2) / 10)
     assert client.tilted([1.0, 2.0], t=1.0) == pytest.approx(np.log((np.e + np.e**2) / 2))

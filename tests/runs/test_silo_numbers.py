@@ -108,3 +108,56 @@ def test_the_command_line_says_that_the_label_is_scaled(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--method", "fedavg", "--engine", "sequential"])
     assert done.exit_code == 0, done.stderr
     assert "label pay: a number, standardised for training" in done.stderr
+
+
+def test_the_constant_predictor_and_intervals_stand_beside_a_number(trained: ef.Result) -> None:
+    """By hand: what always saying the mean costs is the variance of the test labels."""
+    labels = np.concatenate([paid(trained, name, "test") for name in SIZES])
+    found, intervals = trained.summary(), trained.intervals()
+    assert found["constant_mean_squared_error"] == pytest.approx(labels.var())
+    error = found["mean_squared_error"]
+    assert found["r2"] == pytest.approx(1 - error / found["constant_mean_squared_error"])
+    for name in ("loss", "client_loss_max", "loss_group_max", "mean_residual_difference"):
+        low, high = intervals[name].low, intervals[name].high
+        assert low is not None
+        assert high is not None
+        assert low <= found[name] <= high
+        assert low < high
+    # losses are squared errors over the variance of training labels: n, mean and spread by hand
+    cells = trained.evaluation("test").cells()
+    residuals = {
+        name: paid(trained, name, "test") - np.asarray(_said(trained, name)) for name in SIZES
+    }
+    squares = (np.concatenate(list(residuals.values())) / trained.data.schema.target[1]) ** 2
+    assert cells["loss_squares"].sum() == pytest.approx((squares**2).sum(), rel=1e-4)
+    half = 1.96 * squares.std() / np.sqrt(squares.size)
+    low, high = intervals["loss"].low, intervals["loss"].high
+    assert low is not None
+    assert high is not None
+    assert (high - low) / 2 == pytest.approx(half, rel=0.15)
+
+
+def _said(result: ef.Result, client: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Predictions of raw test rows in the label's unit."""
+    import torch
+
+    offset, scale = result.data.schema.target
+    data = next(c for c in result.data if c.name == client)
+    with torch.no_grad():
+        said = result.model()(data.test.x)
+    return np.asarray(offset + scale * said.squeeze(-1).double().numpy())
+
+
+def test_a_study_of_numbers_has_the_constant_predictor_as_a_row(tmp_path: Path) -> None:
+    study = ef.study(["fedavg"], load(tmp_path / "s"), seeds=[0], rounds=1, references=[])
+    (part,) = study.sections()
+    row = part.rows[-1]
+    assert row.label == "constant predictor (reference)"
+    measured = study.runs[0].measured
+    assert measured is not None
+    mean = row.cells["mean_squared_error"].summary
+    assert mean is not None
+    assert mean.mean == measured["metrics"]["constant_mean_squared_error"]
+    assert row.cells["r2"].text == "0.000"
+    assert part.headings["r2"] == "R² ↑"
+    assert part.headings["mean_squared_error"] == "mean squared error ↓"

@@ -53,7 +53,12 @@ def test_the_constant_predictor_is_a_reference_that_is_never_marked(small: Study
     seeds = {r.seed: r.measured["metrics"]["constant_accuracy"] for r in small.runs if r.measured
              and r.dataset == "synthetic"}  # fmt: skip
     assert last.cells["accuracy"].summary.mean == pytest.approx(sum(seeds.values()) / 2)
-    assert [row.label for row in linear.rows if row.reference] == ["centralized (reference)"]
+    assert [row.label for row in linear.rows if row.reference] == [
+        "centralized (reference)",
+        REFERENCE,
+    ]
+    assert linear.rows[-1].cells["r2"].text == "0.000 ± 0.000"
+    assert linear.rows[-1].cells["loss"].text == "-"
 
 
 def test_formats_agree_on_numbers(small: Study) -> None:
@@ -240,7 +245,7 @@ def test_a_dataset_may_have_its_own_methods_model_and_geometry(tmp_path: Path) -
     for one in (study, open_study(tmp_path / "s")):
         labels = {part.dataset: [row.label for row in part.rows] for part in one.sections()}
         assert labels["synthetic"] == ["fedavg", "local (reference)", REFERENCE]
-        assert labels["linear"] == ["fedavg", "qffl", "local (reference)"]
+        assert labels["linear"] == ["fedavg", "qffl", "local (reference)", REFERENCE]
     with pytest.raises(ConfigError, match=r"'qfl', which is not in the study.+'qffl'"):
         parse_study({**table, "datasets": [{"name": "linear", "methods": ["qfl"]}]})
 

@@ -26,8 +26,9 @@ class Counts:
     loss : Tensor
         `(G, C)`, float64: sum of the loss by group and true label.
     moments : Tensor
-        `(G, 5)`, float64. Regression: sums of y, prediction, y^2, prediction^2 and
-        y * prediction by group. Classification: the sum of the squared loss by group, then zeros.
+        Float64. Regression: `(G, 6)`, sums of y, prediction, y^2, prediction^2, y * prediction
+        and the squared loss by group. Classification: `(G, 5)`, the sum of the squared loss by
+        group, then zeros.
     """
 
     confusion: Tensor
@@ -45,9 +46,9 @@ class Counts:
         return self.confusion.sum((-3, -2, -1))
 
     @property
-    def loss_squares(self) -> Tensor | None:
-        """Sum of the squared loss by group `(..., G)`; a regression does not send it."""
-        return None if self.confusion.shape[-1] == 1 else self.moments[..., 0]
+    def loss_squares(self) -> Tensor:
+        """Sum of the squared loss by group `(..., G)`."""
+        return self.moments[..., 5 if self.confusion.shape[-1] == 1 else 0]
 
     def in_unit(self, offset: float, scale: float) -> Counts:
         """The moments for labels and predictions `offset + scale * value`; losses stay.
@@ -61,7 +62,7 @@ class Counts:
         True
         """
         n = self.confusion.sum((-2, -1))
-        y, p, yy, pp, yp = self.moments.unbind(-1)
+        y, p, yy, pp, yp, squares = self.moments.unbind(-1)
         square, product = n * offset * offset, offset * scale
         moments = [
             n * offset + scale * y,
@@ -69,6 +70,7 @@ class Counts:
             square + 2 * product * y + scale * scale * yy,
             square + 2 * product * p + scale * scale * pp,
             square + product * (y + p) + scale * scale * yp,
+            squares,
         ]
         return Counts(self.confusion, self.loss, torch.stack(moments, -1))
 
@@ -115,6 +117,7 @@ def count_values(
 ) -> Counts:
     """Sums of one client's predictions in regression; every argument is `(n,)`."""
     w, p, t = weight.to(torch.float64), predicted.to(torch.float64), y.to(torch.float64)
+    losses = loss.to(torch.float64)
 
     def by_group(values: Tensor) -> Tensor:
         start = torch.zeros(groups, dtype=torch.float64, device=y.device)
@@ -127,8 +130,9 @@ def count_values(
             by_group(w * t * t),
             by_group(w * p * p),
             by_group(w * t * p),
+            by_group(w * losses * losses),
         ],
         -1,
     )
-    size, loss_sum = by_group(w), by_group(w * loss.to(torch.float64))
+    size, loss_sum = by_group(w), by_group(w * losses)
     return Counts(size.view(groups, 1, 1), loss_sum.view(groups, 1), moments)

@@ -10,6 +10,8 @@ variance; otherwise they are NaN in the replicates, and the interval says that t
 
 Intervals are by percentiles. A maximum over groups is biased upwards in a bootstrap, most of all
 near 0: read such an interval as an upper bound on the disparity, not as a test that it is not 0.
+Where so all percentiles lie beyond the estimate, the interval is widened to reach it: that can only
+raise its coverage, and no value stands outside its own interval.
 
 References
 ----------
@@ -186,7 +188,9 @@ def _summary(estimate: float, values: FloatArray, level: float) -> Interval:
         note = "no interval: it depends on sums whose spread the counts do not hold"
         return Interval(estimate, None, None, level, undefined, note)
     low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(estimate, float(low), float(high), level, undefined)
+    return Interval(
+        estimate, min(float(low), estimate), max(float(high), estimate), level, undefined
+    )
 
 
 def _replicates(

@@ -309,7 +309,8 @@ def tilted(losses: npt.ArrayLike, t: float = 1.0) -> float:
     if t == 0:
         return float(vector.mean())
     shift = vector.max() if t > 0 else vector.min()
-    return float(shift + np.log(np.exp(t * (vector - shift)).mean()) / t)
+    # exp and log of 1 + x lose no digits where t is close to 0
+    return float(shift + np.log1p(np.expm1(t * (vector - shift)).mean()) / t)
 
 
 def client_metrics(

@@ -97,6 +97,22 @@ def r2(counts: Counts) -> FloatArray:
     return 1.0 - divide(_squared_error(total), spread)
 
 
+def constant_mean_squared_error(counts: Counts) -> FloatArray:
+    """What always predicting the mean of y would give `(...)`: a reference, not a result.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evenfed.core.counts import count_values
+    >>> y, p, group, one = torch.tensor([[0.0, 1.0], [1.0, 2.0], [0, 0], [1.0, 1.0]])
+    >>> counts = count_values(p, y, group.long(), one, one, groups=1)
+    >>> float(constant_mean_squared_error(counts))
+    0.25
+    """
+    total, size = _moments(counts).sum(-2), group_sizes(counts).sum(-1)
+    return np.maximum(divide(total[..., 2], size) - divide(total[..., 0], size) ** 2, 0.0)
+
+
 def regression_values(counts: Counts, *, empty: Empty = "omit") -> dict[str, FloatArray]:
     """Every scalar metric under its stable name, each `(...)`.
 

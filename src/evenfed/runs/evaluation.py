@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,15 @@ from evenfed.core.counts import Counts
 from evenfed.core.errors import ConfigError
 from evenfed.data.dataset import Schema
 from evenfed.metrics import client as client_level
-from evenfed.metrics.bootstrap import Interval, intervals
+from evenfed.metrics.bootstrap import Interval, Statistic, intervals
 from evenfed.metrics.front import constant_predictor
 from evenfed.metrics.group import GroupReport, group_metrics, group_values, marginal
-from evenfed.metrics.regression import regression_metrics, regression_values
+from evenfed.metrics.rates import group_losses
+from evenfed.metrics.regression import (
+    constant_mean_squared_error,
+    regression_metrics,
+    regression_values,
+)
 
 _BY_CLIENT = (
     "demographic_parity_difference",
@@ -27,12 +33,13 @@ _BY_CLIENT = (
     "equalized_odds_difference",
     "loss_group_max",
 )
-WITH_INTERVAL = (
-    "accuracy",
+_GROUP_INTERVALS = (
     "demographic_parity_difference",
     "equal_opportunity_difference",
     "equalized_odds_difference",
+    "accuracy_group_min",
 )
+_NUMBER_INTERVALS = ("mean_prediction_difference", "mean_residual_difference")
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Evaluation:
             result["accuracy"] = float(client_level.accuracy(total))
             result |= self._spread("client_accuracy", accuracies, higher_is_better=True)
             result["constant_accuracy"] = 1.0 - constant_predictor(total).point[0]
+        else:
+            result["constant_mean_squared_error"] = float(constant_mean_squared_error(total))
         result |= self._spread("client_loss", losses, higher_is_better=False)
         result |= self.group_report().metrics
         return result
@@ -134,8 +143,7 @@ class Evaluation:
         if not self.regression:
             columns["right"] = np.einsum("kgcc->kg", confusion)
         columns["loss"] = np.asarray(self.counts.loss.numpy(), dtype=np.float64).sum(-1)
-        if self.counts.loss_squares is not None:
-            columns["loss_squares"] = self.counts.loss_squares.numpy()
+        columns["loss_squares"] = self.counts.loss_squares.numpy()
         if confusion.shape[-1] == 2:
             columns["positive"] = confusion[..., 1, :].sum(-1)
             columns["selected"] = confusion[..., 1].sum(-1)
@@ -149,14 +157,69 @@ class Evaluation:
     def intervals(
         self, *, seed: int = 0, level: float = 0.95, n: int = 1000
     ) -> dict[str, Interval]:
-        """Bootstrap intervals of the metrics that depend on counts alone."""
-        if self.regression:
-            return {}
-        statistics: dict[str, Any] = {"accuracy": client_level.accuracy}
-        if len(self.schema.groups) > 1:
-            for name in WITH_INTERVAL[1:]:
-                statistics[name] = lambda counts, name=name: group_values(counts)[name]
-        return intervals(self.counts, statistics, seed=seed, level=level, n=n)
+        """Bootstrap intervals of summary metrics, over the examples of these clients.
+
+        Losses are drawn from normal distributions with their mean and variance by group.
+        """
+        how: dict[str, Any] = {"seed": seed, "level": level, "n": n}
+        values = regression_values if self.regression else group_values
+        names = _NUMBER_INTERVALS if self.regression else _GROUP_INTERVALS
+        several = len(self.schema.groups) > 1
+
+        def metric(name: str) -> Statistic:
+            return lambda counts: values(counts)[name]
+
+        pooled = {name: metric(name) for name in names if several}
+        if not self.regression:
+            pooled["accuracy"] = client_level.accuracy
+        found = intervals(self.counts, pooled, **how) if pooled else {}
+        if not self.regression:
+            spread = _spreads("client_accuracy", client_level.accuracy, np.fmin)
+            found |= intervals(_right(self.counts), spread, pool=False, **how)
+        if not bool(torch.isfinite(self.counts.loss).all()):
+            return found
+        merged, how["loss_squares"] = _merged(self.counts), self.counts.loss_squares[..., None]
+        losses: dict[str, Statistic] = {"loss": client_level.mean_loss}
+        if several:
+            losses["loss_group_max"] = lambda counts: np.fmax.reduce(group_losses(counts), -1)
+        found |= intervals(merged, losses, **how)
+        spread = _spreads("client_loss", client_level.mean_loss, np.fmax)
+        return found | intervals(merged, spread, pool=False, **how)
+
+
+def _spreads(prefix: str, value: Statistic, worst: np.ufunc) -> dict[str, Statistic]:
+    """Mean and worst of a value over the clients that have one.
+
+    Not its standard deviation: resampling adds noise to the noise of few examples, so that its
+    percentiles lie above what they should cover.
+    """
+
+    def over(fold: Callable[[NDArray[Any]], NDArray[Any]]) -> Statistic:
+        def statistic(counts: Counts) -> NDArray[Any]:
+            found = np.asarray(value(counts))
+            some = found[..., ~np.isnan(found).all(tuple(range(found.ndim - 1)))]
+            return fold(some) if some.shape[-1] else np.full(found.shape[:-1], np.nan)
+
+        return statistic
+
+    return {
+        f"{prefix}_mean": over(lambda v: v.mean(-1)),
+        f"{prefix}_{worst.__name__[1:]}": over(lambda v: worst.reduce(v, -1)),
+    }
+
+
+def _right(counts: Counts) -> Counts:
+    """Right and wrong predictions of each client, all that its accuracy depends on."""
+    right = torch.einsum("kgcc->k", counts.confusion)
+    both = torch.stack([right, counts.size - right], -1)[:, None, None, :]
+    none = both.new_zeros(len(both), 1, 5)
+    return Counts(torch.cat([both, torch.zeros_like(both)], -2), none[..., :2], none)
+
+
+def _merged(counts: Counts) -> Counts:
+    """Numbers of examples and sums of losses by group, whatever the label."""
+    size, loss = counts.cells.sum(-1)[..., None, None], counts.loss.sum(-1, keepdim=True)
+    return Counts(size, loss, torch.nn.functional.pad(counts.moments[..., :0], (0, 6)))
 
 
 def assembled(

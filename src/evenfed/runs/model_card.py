@@ -184,20 +184,24 @@ def _data(artifact: Artifact, facts: Facts) -> str:
 def _results(artifact: Artifact, facts: Facts) -> str:
     measured, metrics = facts.measured, facts.measured["metrics"]
     rows = []
-    for name in (*default_metrics(measured), "constant_accuracy"):
+    for name in default_metrics(measured):
         if name not in metrics:
             continue
         heading = HEADINGS.get(name, name).format(tail=f"{100 * (metrics['tail'] or 0.1):g}")
-        if name == "constant_accuracy":
-            heading = "accuracy of always predicting the most frequent class"
         low, high = measured["intervals"].get(name, (None, None))
         rows.append([heading, _number(metrics[name]), _span(low, high)])
+    if "constant_accuracy" in metrics:
+        always = "accuracy of always predicting the most frequent class"
+        rows.append([always, _number(metrics["constant_accuracy"]), ""])
+    elif "constant_mean_squared_error" in metrics:
+        always = "mean squared error of always predicting the mean"
+        rows.append([always, _number(metrics["constant_mean_squared_error"]), ""])
     text = (
         "## Results on test data\n\nIntervals cover 95 %. Those of rates and accuracies by client "
-        "and group are Wilson's, the others are bootstrapped over the test examples. They speak of "
-        "new examples of these clients, not of other clients or seeds. The bootstrap of a largest "
-        "difference leans upwards: take its upper end as a bound.\n\n"
-        + _table(["metric", "value", "interval"], rows)
+        "and group are Wilson's, those of losses there normal, the others are bootstrapped over "
+        "the test examples. They speak of new examples of these clients, not of other clients or "
+        "seeds. The bootstrap of a largest difference leans upwards: take its upper end as a "
+        "bound.\n\n" + _table(["metric", "value", "interval"], rows)
     )
     if len(artifact.description.schema.groups) > 1:
         text += "\n\n### By group\n\n" + _by_group(facts.cells)

@@ -1,4 +1,4 @@
-"""Rates by client or by group with Wilson's intervals, from the cells of an evaluation."""
+"""Rates by client or by group, Wilson's intervals, and mean losses, from an evaluation's cells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import pandas as pd
 
-from evenfed.metrics.proportion import wilson
+from evenfed.metrics.proportion import mean_interval, wilson
 
 RATES = {
     "accuracy": ("right", "examples"),
@@ -19,7 +19,7 @@ RATES = {
 
 
 def rates(cells: pd.DataFrame, by: Literal["client", "group"]) -> pd.DataFrame:
-    """One row a client or group: examples, mean loss, and each rate with `_low` and `_high`.
+    """One row a client or group: examples, each rate and the mean loss, with `_low` and `_high`.
 
     Parameters
     ----------
@@ -48,4 +48,9 @@ def rates(cells: pd.DataFrame, by: Literal["client", "group"]) -> pd.DataFrame:
         result[f"{name}_low"] = [math.nan if span is None else span[0] for span in spans]
         result[f"{name}_high"] = [math.nan if span is None else span[1] for span in spans]
     result["loss"] = sums["loss"] / sums["examples"]
+    if "loss_squares" in sums:
+        pairs = zip(sums["loss"], sums["loss_squares"], sums["examples"], strict=True)
+        ends = [mean_interval(*values) or (math.nan, math.nan) for values in pairs]
+        result["loss_low"] = [max(low, 0.0) for low, _ in ends]
+        result["loss_high"] = [high for _, high in ends]
     return result

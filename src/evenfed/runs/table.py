@@ -21,10 +21,15 @@ GROUPS = (
     "demographic_parity_difference", "equalized_odds_difference", "accuracy_group_min",
     "loss_group_max",
 )  # fmt: skip
-REGRESSION = ("loss", "client_loss_mean", "client_loss_std", "client_loss_max")
+REGRESSION = (
+    "loss", "mean_squared_error", "r2", "client_loss_mean", "client_loss_std", "client_loss_max",
+)  # fmt: skip
+NUMBER_GROUPS = ("mean_prediction_difference", "mean_residual_difference", "loss_group_max")
 HEADINGS = {
     "accuracy": "accuracy",
     "loss": "loss",
+    "mean_squared_error": "mean squared error",
+    "r2": "R²",
     "client_accuracy_mean": "client mean",
     "client_accuracy_std": "client std",
     "client_accuracy_worst_tail": "worst {tail} % of clients",
@@ -34,6 +39,8 @@ HEADINGS = {
     "client_loss_max": "largest client loss",
     "demographic_parity_difference": "demographic parity diff.",
     "equalized_odds_difference": "equalized odds diff.",
+    "mean_prediction_difference": "diff. of mean predictions",
+    "mean_residual_difference": "diff. of mean residuals",
     "accuracy_group_min": "worst group accuracy",
     "loss_group_max": "largest group loss",
 }
@@ -123,9 +130,9 @@ def higher_is_better(metric: str) -> bool | None:
     >>> higher_is_better("client_accuracy_min"), higher_is_better("client_accuracy_std")
     (True, False)
     """
-    if metric.endswith(_EVENNESS):
+    if metric.endswith(_EVENNESS) or metric == "r2":
         return True
-    if metric.endswith(_SPREAD) or "loss" in metric:
+    if metric.endswith(_SPREAD) or "loss" in metric or "squared_error" in metric:
         return False
     return True if "accuracy" in metric else None
 
@@ -141,6 +148,8 @@ def bounds(metric: str) -> tuple[float, float]:
     if metric.endswith(("jain_index", "normalised_entropy", "ratio", "gini")):
         return 0.0, 1.0
     if metric.endswith(("angle", "kl_to_uniform", "coefficient_of_variation")) or "loss" in metric:
+        return 0.0, math.inf
+    if "squared_error" in metric or metric.startswith(("mean_prediction", "mean_residual")):
         return 0.0, math.inf
     if "accuracy" in metric or metric.startswith(_RATES):
         return 0.0, 1.0
@@ -168,14 +177,15 @@ def default_metrics(measured: Mapping[str, Any]) -> tuple[str, ...]:
 
     Where the worst tail is one client, the worst client stands there alone.
     """
+    several = len(measured["task"]["groups"]) > 1
     if measured["task"]["kind"] == "regression":
-        return REGRESSION
+        return REGRESSION + (NUMBER_GROUPS if several else ())
     metrics = measured["metrics"]
     clients, tail = metrics.get("clients"), metrics.get("tail")
     single = bool(clients and tail) and tail_size(tail, int(clients)) == 1
     return tuple(
         name for name in CLASSIFICATION if not (single and name == "client_accuracy_worst_tail")
-    ) + (GROUPS if len(measured["task"]["groups"]) > 1 else ())
+    ) + (GROUPS if several else ())
 
 
 def section(
@@ -225,19 +235,38 @@ def _note(run: Measurements) -> str:
 
 
 def _reference(runs: Sequence[Measurements], metrics: Sequence[str], level: float) -> list[Row]:
-    """What always predicting the most frequent class would give, where that is known."""
-    found: dict[int, float] = {}
+    """What always predicting the most frequent class, or the mean, would give, where known."""
+    found: dict[int, dict[str, float]] = {}
     for run in runs:
-        found |= {s: v for s, v in run.values("constant_accuracy").items() if s not in found}
-    if not found or "accuracy" not in metrics:
+        for seed, measured in run.metrics.items():
+            if known := constant(measured):
+                found.setdefault(seed, known)
+    names = {name for known in found.values() for name in known if name in metrics}
+    if not names & {"accuracy", "mean_squared_error"}:
         return []
-    seeds = len(found)
-    nothing = over_seeds([0.0] * seeds, level)
-    # a prediction that is the same for everybody is the same for every group
-    equal = ("demographic_parity_difference", "equalized_odds_difference")
-    cells = {m: Cell(nothing if m in equal else None) for m in metrics}
-    cells["accuracy"] = Cell(over_seeds(list(found.values()), level))
-    return [Row(REFERENCE, cells, seeds, reference=True)]
+    cells = {
+        m: Cell(over_seeds([known[m] for known in found.values()], level) if m in names else None)
+        for m in metrics
+    }
+    return [Row(REFERENCE, cells, len(found), reference=True)]
+
+
+def constant(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Metrics of the constant predictor: it says the most frequent class, or the mean of a number.
+
+    A prediction that is the same for everybody is the same for every group.
+
+    Examples
+    --------
+    >>> constant({"accuracy": 0.9, "constant_accuracy": 0.6})["accuracy"]
+    0.6
+    """
+    if (right := metrics.get("constant_accuracy")) is not None:
+        equal = ("demographic_parity_difference", "equalized_odds_difference")
+        return {"accuracy": right} | dict.fromkeys(equal, 0.0)
+    if (error := metrics.get("constant_mean_squared_error")) is not None:
+        return {"mean_squared_error": error, "r2": 0.0, "mean_prediction_difference": 0.0}
+    return {}
 
 
 def _marks(metric: str, runs: Sequence[Measurements], level: float) -> dict[str, Mark]:
@@ -296,7 +325,8 @@ def legend(seeds: int, best: str, tie: str = "≈", level: float = 0.95) -> str:
     percent = f"{100 * level:g} %"
     arrows = "↑ higher is better, ↓ lower is better."
     constant = (
-        "The constant predictor always gives the most frequent class: a reference, not a method."
+        "The constant predictor always gives the most frequent class, or the mean of a number: a "
+        "reference, not a method."
     )
     if seeds < 2:
         return (
@@ -340,7 +370,7 @@ def run_text(measured: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> task = {"kind": "regression", "title": "FedAvg", "clients": 2}
+    >>> task = {"kind": "regression", "title": "FedAvg", "clients": 2, "groups": ["all"]}
     >>> metrics = dict.fromkeys(REGRESSION, 0.5) | {"tail": 0.1}
     >>> run = {"task": task, "dataset": "toy", "seed": 0, "rounds": 1, "metrics": metrics}
     >>> print(run_text(run | {"intervals": {}}).splitlines()[1].split())
@@ -358,8 +388,9 @@ def run_text(measured: Mapping[str, Any]) -> str:
         span = "" if low is None or high is None else f"  95 % interval {low:.3f} to {high:.3f}"
         shown = "undefined" if value is None else f"{value:.3f}"
         lines.append(f"  {_heading(name, metrics.get('tail')):<28} {shown}{span}")
-    if (constant := metrics.get("constant_accuracy")) is not None:
-        lines.append(f"  {'constant predictor':<28} {constant:.3f}  accuracy, for reference")
+    for name, value in list(constant(metrics).items())[:1]:
+        said = f"{HEADINGS[name]}, for reference"
+        lines.append(f"  {'constant predictor':<28} {value:.3f}  {said}")
     if certificate := measured.get("certificate"):
         lines += ["certificate", *(f"  {sentence}" for sentence in certificate["sentences"])]
     return "\n".join(lines)

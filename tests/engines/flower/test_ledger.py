@@ -162,5 +162,5 @@ def test_a_node_sends_no_part_that_grows_with_its_examples(
 def test_a_front_has_at_most_the_models_that_fronts_have(binary: FederatedDataset) -> None:
     method = build("praffl").bound(task := build_task(binary), task.init())
     few, many = (calls.Asked("evaluate_front", {"preferences": torch.ones(n)}) for n in (2, 10**6))
-    assert few.most(method, "counts") == 2 * (2 * 2 * 2 + 2 * 2 + 2 * 5)
-    assert many.most(method, "counts") == 1001 * (2 * 2 * 2 + 2 * 2 + 2 * 5)
+    assert few.most(method, "counts") == 2 * (2 * 2 * 2 + 2 * 2 + 2 * 6)
+    assert many.most(method, "counts") == 1001 * (2 * 2 * 2 + 2 * 2 + 2 * 6)
