@@ -6,8 +6,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import evenfed as ef
 from evenfed.core.errors import ConfigError, RunFolderError
@@ -275,6 +277,61 @@ def test_a_regression_is_reported_by_its_loss(tmp_path: Path) -> None:
     text, _ = checked(path)
     assert "Its mean loss on the test examples" in text
     assert "most frequent answer" not in text
+
+
+def test_a_predicted_number_stands_beside_the_mean_with_intervals_by_group(tmp_path: Path) -> None:
+    """By hand: the interval of a group's mean loss from its rows."""
+    rng = np.random.default_rng(0)
+    for name, n in {"a": 80, "b": 120}.items():
+        frame = pd.DataFrame({"x": rng.normal(size=n), "sex": rng.choice(["f", "m"], n)})
+        frame["pay"] = frame["x"] + (frame["sex"] == "m") + rng.normal(0, 0.1, n)
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    data = ef.load_silos(f"{tmp_path}/*.csv", label="pay", sensitive="sex")
+    result = ef.train("fedavg", data, rounds=5, engine="sequential", model="linear")
+    found, record = result.summary(), result.record()
+    text = " ".join(_section(record, "good").sentences)
+    assert f"always giving the mean has {found['constant_mean_squared_error']:.3f}" in text
+    (table,) = _section(record, "good").grids
+    row = next(row for row in table.rows if row[0] == "R² ↑")
+    assert row[1:] == [f"{found['r2']:.3f}", "", "0.000"]
+    groups = _section(record, "groups")
+    module = result.model()
+    losses = []
+    for client in data:
+        own = client.test.group == 1
+        with torch.no_grad():
+            said = module(client.test.x[own]).squeeze(-1)
+        losses += [(said - client.test.y[own]).double() ** 2]
+    loss = torch.cat(losses)
+    half = 1.959964 * float(loss.std()) / len(loss) ** 0.5
+    mean = float(loss.mean())
+    assert groups.grids[0].rows[1][-1] == f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+    assert [figure.key for figure in groups.figures] == ["loss"]
+    residual = result.groups.loc["m", "mean_residual"]
+    assert residual > 0
+    assert f"{residual:.3f} too little for m" in groups.sentences[1]
+    (worst,) = _section(record, "clients").grids
+    assert all(" to " in row[3] for row in worst.rows)
+
+
+def test_commands_are_quoted_and_say_where_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("my runs", "a")
+    run_config(parse({"data": "synthetic", "rounds": 1}), out)
+    settings = page_of(Record.read(out)).settings
+    commands = dict(settings.pre)
+    assert commands["To rebuild it"] == "evenfed run 'my runs/a/config.toml' --out NEW"
+    assert commands["This page again"] == "evenfed report 'my runs/a'"
+    assert "in the folder that holds my runs" in settings.sentences[0]
+    text = render(page_of(Record.read(out)))
+    assert "<code>evenfed study</code> puts it beside" in text
+
+
+def test_the_data_are_named_in_plain_words(run: Path) -> None:
+    facts = dict(_section(Record.read(run), "trained").facts)
+    assert facts["data"].startswith("Mortgage applications in Boston")
 
 
 def test_names_are_escaped(run: Path) -> None:

@@ -25,6 +25,8 @@ from evenfed.cli import app
 from evenfed.core.errors import ConfigError, DataError, ModelError
 from evenfed.core.models import mlp
 from evenfed.metrics.proportion import wilson
+from evenfed.report.audit import page_of
+from evenfed.report.page import render
 
 sio = pytest.importorskip("skops.io")
 
@@ -122,6 +124,10 @@ def test_the_favourable_class_decides_what_a_positive_prediction_is(folder: Path
     rates, others = plain.groups()["selection_rate"], turned.groups()["selection_rate"]
     np.testing.assert_allclose(rates + others, 1.0)
     assert plain.summary()["loss"] == pytest.approx(turned.summary()["loss"])
+    label = turned.schema.label
+    text = render(page_of(ef.audit_model(model, **silos(folder), favourable="no"), ""))
+    assert f"The prediction {label} = no goes to" in text
+    assert "Excess risk" not in text
     with pytest.raises(ConfigError, match="--favourable is one of two classes"):
         ef.audit_model(model, **silos(folder), favourable="maybe")
 

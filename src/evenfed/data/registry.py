@@ -84,6 +84,17 @@ def sources() -> dict[str, SourceInfo]:
     return {name: cast(SourceInfo, _module(name).INFO) for name in source_names()}
 
 
+def source_title(name: str) -> str:
+    """What a source is, in one line; nothing for data that are none.
+
+    Examples
+    --------
+    >>> source_title("digits"), source_title("my own")
+    ('1,797 handwritten digits, 8 x 8', '')
+    """
+    return cast(SourceInfo, _module(name).INFO).title if name in source_names() else ""
+
+
 def source_options(name: str) -> dict[str, object]:
     """Options of a source beside `clients`, `partition` and `seed`, with their defaults.
 

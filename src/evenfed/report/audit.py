@@ -36,7 +36,7 @@ def page_of(result: Audit, command: str) -> Page:
     record = Record(
         name, config, [], measured, evaluation.clients(), evaluation.cells()
     )  # fmt: skip
-    chapter = Chapter(measured["dataset"], [record])
+    chapter = Chapter(measured["dataset"], [record], trained=False)
     found = [_limits(result), clients(chapter), groups(chapter)]
     return Page(
         title=f"Audit of {name}",

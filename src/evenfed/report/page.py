@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from evenfed.core.errors import RunFolderError
 from evenfed.report.answers.chapter import Chapter
@@ -84,11 +86,7 @@ def run_page(record: Record) -> Page:
     """The page of one run."""
     assert record.measured is not None
     task = record.measured["task"]
-    where = (
-        ""
-        if record.folder is None
-        else f"evenfed run {directory(record.folder)}/{CONFIG} --out NEW"
-    )
+    where = _command("run", record.folder, CONFIG)
     return Page(
         title=f"{task['title']} on {record.measured['dataset']}",
         lead=f"One run with seed {record.seed}, measured on test data.",
@@ -112,12 +110,12 @@ def study_page(study: Study) -> Page:
                 table,
                 study.config.references,
                 study.legend("Bold"),
-                2_500_000 // len(tables),
+                room=2_500_000 // len(tables),
             )
             name = table.dataset if len(tables) > 1 else ""
             parts.append(Part(name, sections(chapter, f"-{len(parts) + 1}" if name else "")))
     folder = study.folder
-    command = "" if folder is None else f"evenfed study {directory(folder)}/{STUDY} --out NEW"
+    command = _command("study", folder, STUDY)
     own = [m for m in study.methods if m not in study.config.references]
     named = own if len(own) < 6 else [f"{len(own)} methods"]
     return Page(
@@ -175,18 +173,26 @@ def _record(run: StudyRun) -> Record | None:
     return Record.read(run.folder, run.method)
 
 
+def _command(verb: str, folder: Path | None, config: str) -> str:
+    if folder is None:
+        return ""
+    return shlex.join(["evenfed", verb, f"{directory(folder)}/{config}", "--out", "NEW"])
+
+
 def _settings(config: Any, command: str, seeds: Sequence[int], folder: Path | None) -> Section:
     written = config if config.versions else config.completed()
     facts = [("seeds", ", ".join(map(str, seeds))), *written.versions.items()]
     again = ("To rebuild it", command) if command else None
+    holder = directory(folder).split("/")[0]
     said = [
-        "Everything that decides the numbers is here; the first command rebuilds the run."
+        "Everything that decides the numbers is here; the first command rebuilds them, given in "
+        f"the folder that holds {holder}."
         if again
         else "It was started from Python without a folder, so no command rebuilds it."
     ]
     pre = [*([again] if again else []), ("All settings", written.toml())]
     if folder is not None:
-        pre.insert(1, ("This page again", f"evenfed report {directory(folder)}"))
+        pre.insert(1, ("This page again", shlex.join(["evenfed", "report", directory(folder)])))
     return Section("settings", "All settings, seeds and versions", said, facts=facts, pre=pre)
 
 
@@ -198,6 +204,7 @@ def render(page: Page, limit: int = LIMIT) -> str:
     )  # fmt: skip
     environment.filters["figure"] = _figure
     environment.filters["data"] = _data
+    environment.filters["coded"] = _coded
     here = Path(__file__).parent
     style, script = (
         Markup((here / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
@@ -209,6 +216,11 @@ def render(page: Page, limit: int = LIMIT) -> str:
 def _figure(figure: Figure) -> Markup:
     """The figure twice: for a screen and for a phone, of which a browser shows one."""
     return Markup(draw(figure, WIDE, kind="wide") + draw(figure, NARROW, kind="narrow"))
+
+
+def _coded(text: str) -> Markup:
+    """A text in which what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _data(value: Any) -> Markup:

@@ -266,7 +266,7 @@ def _trials(record: Record) -> list[Grid]:
     if not found or len(found[0]) < 2:
         return []
     rows = [[m, number(loss, 4)] for m, loss in found[0].items()]
-    caption = "Loss on validation data by number of models, in the trials that chose it"
+    caption = "Validation loss by number of models"
     return [Grid("trials", caption, ["models", "loss"], rows)]
 
 

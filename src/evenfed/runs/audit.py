@@ -162,7 +162,8 @@ class Audit:
         evaluation, schema = self.evaluation, self.evaluation.schema
         task = {
             "title": self.model.path.name, "kind": schema.kind, "label": schema.label,
-            "classes": schema.classes, "groups": list(schema.groups.labels),
+            "classes": schema.classes, "class_names": list(schema.class_names),
+            "groups": list(schema.groups.labels),
             "sensitive": list(schema.groups.names), "clients": len(evaluation.names),
             "trained_on": None, "tested_on": int(evaluation.sizes.sum()),
         }  # fmt: skip

@@ -32,6 +32,8 @@ class Chapter:
     table: Table | None = None
     references: Sequence[str] = ()
     legend: str = ""
+    trained: bool = True
+    """False for a model that was not trained here."""
     room: int = 2_500_000
     """Bytes that the front explorer of this dataset may take."""
 

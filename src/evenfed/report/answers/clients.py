@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from evenfed.metrics.proportion import wilson
+from evenfed.metrics.proportion import mean_interval, wilson
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import BarRow, Bars, Dot, DotRow, Dots, Figure
 from evenfed.report.sections import Grid, Section
@@ -31,11 +31,10 @@ def clients(chapter: Chapter) -> Section:
     bars, why = _excess(chapter)
     if bars is not None:
         figures.append(bars)
-    notes.append(why)
-    if chapter.regression:
-        notes.append("Losses have no interval: clients send their sums, not their spread.")
-    else:
-        notes.append("A client with few test examples moves in large steps. " + FEW_NOTE)
+    if chapter.trained:
+        notes.append(why)
+    moves = "" if chapter.regression else "A client with few test examples moves in large steps. "
+    notes.append(moves + FEW_NOTE)
     title = "Is it fair to clients?"
     return Section("clients", title, said, figures, [_worst(chapter, value)], notes)
 
@@ -165,7 +164,11 @@ def _worst(chapter: Chapter, value: str) -> Grid:
             frame = _frame(record, value)
             for name, row in frame.head(NAMED if chapter.single else 1).iterrows():
                 n = float(row["examples"])
-                span = None if value == "loss" else wilson(float(row[value]) * n, n)
+                span = (
+                    _loss_span(record, str(name))
+                    if value == "loss"
+                    else wilson(float(row[value]) * n, n)
+                )
                 words = "" if span is None else f"{span[0]:.3f} to {span[1]:.3f}"
                 seed = [str(record.seed)] if several else []
                 rows.append([chapter.label(method), *seed, str(name), number(row[value]), words,
@@ -179,6 +182,17 @@ def _worst(chapter: Chapter, value: str) -> Grid:
     head = ["method", *seed, "client", value, "95 % interval", "test examples"]
     caption = "Clients that are served worst"
     return Grid("worst_clients", caption, head, rows, marks)
+
+
+def _loss_span(record: Record, client: str) -> tuple[float, float] | None:
+    """The normal interval of a client's mean loss; None where squares were not counted."""
+    cells = record.cells
+    if cells is None or "loss_squares" not in cells:
+        return None
+    own = cells.xs(client, level="client")
+    sums = [float(own[name].sum()) for name in ("loss", "loss_squares", "examples")]
+    span = mean_interval(*sums)
+    return None if span is None else (max(span[0], 0.0), span[1])
 
 
 def _excess(chapter: Chapter) -> tuple[Bars | None, str]:

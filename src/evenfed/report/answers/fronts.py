@@ -48,6 +48,9 @@ def fronts(chapter: Chapter) -> Section | None:
         f"Disparity: {DISPARITY['demographic_parity_to_overall'][1]}. "
         f"{len(explorer['preferences'])} preferences; 0 asks for accuracy, 1 for fairness.",
     ]
+    if kept and kept[0]["folder"] != "DIR":
+        holder = kept[0]["folder"].split("/")[0]
+        notes.append(f"The command is to be given in the folder that holds {holder}.")
     if left_out:
         notes.append(f"Left out to keep the page small: {listed(left_out)}; see front.json there.")
     figure = _scatter(chapter, found)

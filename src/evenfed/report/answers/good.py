@@ -9,7 +9,7 @@ from typing import Any
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import between, listed, number, percent
-from evenfed.runs.table import HEADINGS, Row, default_metrics, higher_is_better
+from evenfed.runs.table import HEADINGS, Row, constant, default_metrics, higher_is_better
 from evenfed.runs.table import Section as Table
 
 
@@ -42,21 +42,38 @@ def _said(chapter: Chapter) -> list[str]:
     run = chapter.first
     metrics = run["metrics"]
     if chapter.regression:
-        return [f"Its mean loss on the test examples of all clients is {number(metrics['loss'])}."]
+        return _said_of_numbers(run)
     span = run["intervals"].get("accuracy")
-    constant = metrics["constant_accuracy"]
+    always = metrics["constant_accuracy"]
     said = [
         f"It is right in {percent(metrics['accuracy'])} of all test examples{between(span)}; "
-        f"always giving the most frequent answer is right in {percent(constant)}."
+        f"always giving the most frequent answer is right in {percent(always)}."
     ]
-    if span is not None and span[0] is not None and span[0] <= constant <= span[1]:
+    if span is not None and span[0] is not None and span[0] <= always <= span[1]:
         said.append("These test examples do not show that it is better than that.")
     return said
 
 
+def _said_of_numbers(run: Mapping[str, Any]) -> list[str]:
+    metrics = run["metrics"]
+    low, high = run["intervals"].get("loss", (None, None))
+    span = "" if low is None else f" (interval {number(low)} to {number(high)})"
+    loss = f"{number(metrics['loss'])}{span}"
+    said = [f"Its mean loss on the test examples of all clients is {loss}."]
+    always, explained = metrics.get("constant_mean_squared_error"), metrics.get("r2")
+    if always is None or explained is None:
+        return said
+    error = f"Its mean squared error is {number(metrics['mean_squared_error'])}"
+    better = (
+        f"{error}, where always giving the mean has {number(always)}: it explains "
+        f"{percent(explained)} of the variance (R²)."
+    )
+    worse = f"{error}; always giving the mean is better, with {number(always)}."
+    return [*said, better if explained > 0 else worse]
+
+
 def _metrics(measured: Mapping[str, Any]) -> Grid:
-    rows, constant = [], measured["metrics"].get("constant_accuracy")
-    equal = ("demographic_parity_difference", "equalized_odds_difference")
+    rows, always = [], constant(measured["metrics"])
     for name in default_metrics(measured):
         if name not in measured["metrics"]:
             continue
@@ -64,16 +81,18 @@ def _metrics(measured: Mapping[str, Any]) -> Grid:
         heading = HEADINGS.get(name, name).format(tail=f"{100 * measured['metrics']['tail']:g}")
         arrow = {True: " ↑", False: " ↓", None: ""}[higher_is_better(name)]
         span = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-        base = number(constant) if name == "accuracy" else "0.000" if name in equal else ""
+        base = number(always[name]) if name in always else ""
         rows.append([heading + arrow, number(measured["metrics"][name]), span, base])
+    what = "mean" if measured["task"]["kind"] == "regression" else "most frequent class"
     notes = [
         "Intervals (95 %) are bootstrapped over the test examples of these clients; they say "
-        "nothing about other seeds. ↑ higher is better, ↓ lower is better.",
-        "The constant predictor always gives the most frequent class: a reference, not a method. "
+        "nothing about other seeds. That of a largest difference or of the worst of several leans "
+        "to the bad side. ↑ higher is better, ↓ lower is better.",
+        f"The constant predictor always gives the {what}: a reference, not a method. "
         "What clients reach alone (Local) was not trained here: `evenfed study` puts it beside.",
     ]
     head = ["metric", "value", "95 % interval", "constant predictor (reference)"]
-    if constant is None:
+    if not always:
         head, rows = head[:3], [row[:3] for row in rows]
     return Grid("metrics", "Measured on test data", head, rows, notes=notes)
 
@@ -129,9 +148,12 @@ def _compared(chapter: Chapter) -> list[str]:
     if ties := [label for label, mark in rows if mark == "tie"]:
         said.append(f"Not clearly different from that over these seeds: {listed(ties)}.")
     references = [f"{m} reaches {number(means[m])}" for m in ("local", "centralized") if m in means]
-    constant = chapter.metric(top, "constant_accuracy")
-    if constant is not None:
-        references.append(f"always giving the most frequent answer {number(constant.mean)}")
+    always = chapter.metric(top, "constant_accuracy")
+    if always is not None:
+        references.append(f"always giving the most frequent answer {number(always.mean)}")
     if references:
         said.append(f"For comparison: {listed(references)}.")
+    explained = chapter.metric(top, "r2") if chapter.regression else None
+    if explained is not None:
+        said.append(f"The R² of {top} is {number(explained.mean)}; always giving the mean has 0.")
     return said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -39,12 +39,18 @@ RATES = (
 )
 
 
+NUMBERS = {"mean_prediction": "mean prediction", "mean_residual": "label minus prediction"}
+"""Means by group where labels are numbers, in the label's unit."""
+
+
 def groups(chapter: Chapter) -> Section | None:
     """None where there is one group."""
     if len(chapter.first["task"]["groups"]) < 2:
         return None
     rates = _rates(chapter)
     figures: list[Figure] = [_figure(chapter, rate) for rate in rates[:3]]
+    if chapter.regression:
+        figures.append(_loss_figure(chapter))
     dots = _by_client_figure(chapter)
     if dots is not None:
         figures.append(dots)
@@ -55,10 +61,9 @@ def groups(chapter: Chapter) -> Section | None:
     how = (
         "Intervals (95 %): Wilson's for a share in one run, normal for a mean loss; Student's t "
         "over the seeds of a study; cut at 0 and 1 for a share, at 0 for a loss."
-        if rates else "Intervals (95 %): Student's t over seeds."
+        if rates else "Intervals (95 %): normal for a mean loss in one run; Student's t over the "
+        "seeds of a study; cut at 0."
     )  # fmt: skip
-    if chapter.regression and len(chapter.seeds) == 1:
-        how += " A mean loss of one run has none: clients send no squares of losses in regression."
     notes = [how, FEW_NOTE]
     if rates and chapter.favourable:
         notes.insert(0, f"Selection rate: the share for which {chapter.favourable} is predicted.")
@@ -120,10 +125,45 @@ def _figure(chapter: Chapter, rate: Rate) -> Spans:
     return Spans(rate.key, title, text, f"{rate.name}, all clients together", shown)
 
 
+def _loss_figure(chapter: Chapter) -> Spans:
+    names = chapter.first["task"]["groups"]
+    spans = []
+    for method, own in chapter.by_method():
+        for i, group in enumerate(names):
+            found = _loss(own, group)
+            if math.isfinite(found.value):
+                label = chapter.label(method)
+                spans.append(replace(found, label=label, part=group, color=i))
+    text = " ".join(f"{s.label}, {s.part}: {s.value:.2f}." for s in spans)
+    return Spans("loss", "Loss by group", text, "mean loss, all clients together", spans)
+
+
+def _told(chapter: Chapter) -> list[str]:
+    """Of a predicted number: for whom the loss is largest, and to whom too little is said."""
+    own, table = chapter.done[:1], chapter.first["groups"]
+    losses = {g: _loss(own, g) for g in table}
+    worst = max(losses, key=lambda g: losses[g].value)
+    best = min(losses, key=lambda g: losses[g].value)
+    said = [
+        f"The mean loss is largest for {worst}, {_shown(losses[worst])}, and lowest for {best}, "
+        f"{_shown(losses[best])}{_resting(own, 'loss_group_max')}."
+    ]
+    means = {g: v["mean_residual"] for g, v in table.items() if v.get("mean_residual") is not None}
+    if means:
+        words = (
+            f"{number(abs(m))} too {'little' if m > 0 else 'much'} for {g}"
+            for g, m in means.items()
+        )
+        said.append(f"On average it says {listed(words)}, in the unit of the label.")
+    return said
+
+
 def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
     names = {rate.key: rate for rate in rates}
     if not chapter.single:
         return _compared(chapter)
+    if chapter.regression:
+        return _told(chapter)
     run, said = chapter.first, []
     if "selection_rate" in names:
         spans = [_span(chapter, chapter.done[:1], g, names["selection_rate"], 0)
@@ -156,6 +196,7 @@ def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
 
 _RESTS = {
     "demographic_parity_difference": ("selection_rate", (min, max)),
+    "mean_residual_difference": ("mean_residual", (min, max)),
     "accuracy_group_min": ("accuracy", (min,)),
     "loss_group_max": ("loss", (max,)),
 }
@@ -181,6 +222,7 @@ def _compared(chapter: Chapter) -> list[str]:
     said = []
     for metric, what in (
         ("demographic_parity_difference", "difference in selection rates between two groups"),
+        ("mean_residual_difference", "difference in mean residuals between two groups"),
         ("accuracy_group_min", "accuracy of the worst group"),
         ("loss_group_max", "loss of the worst group"),
     ):
@@ -199,6 +241,8 @@ def _compared(chapter: Chapter) -> list[str]:
 
 def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
     rows, marks = [], []
+    known = {key for run in chapter.first["groups"].values() for key in run}
+    numbers = [key for key in NUMBERS if key in known]
     for method, own in chapter.by_method():
         for group in chapter.first["task"]["groups"]:
             values = [r.measured["groups"].get(group) for r in own if r.measured]
@@ -208,14 +252,16 @@ def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
             examples = sum(v["examples"] for v in found) / len(found)
             spans = [_span(chapter, own, group, rate, 0) for rate in rates]
             loss = _loss(own, group)
+            means = [number(sum(v[key] for v in found) / len(found)) for key in numbers]
             rows.append(
                 [chapter.label(method), group, f"{examples:.1f}".removesuffix(".0"),
-                 *(_shown(s) for s in spans),
-                 _shown(loss)]
+                 *(_shown(s) for s in spans), *means, _shown(loss)]
             )  # fmt: skip
             few = "muted" if examples < FEW else ""
-            marks.append(["", "", few, *("muted" if s.muted else "" for s in spans), few])
-    head = ["method", "group", "test examples", *(rate.name for rate in rates), "loss"]
+            grey = ["muted" if s.muted else "" for s in spans] + [few] * len(means)
+            marks.append(["", "", few, *grey, few])
+    names = [*(rate.name for rate in rates), *(NUMBERS[key] for key in numbers)]
+    head = ["method", "group", "test examples", *names, "loss"]
     return Grid("groups", "By group, over all clients", head, rows, marks)
 
 
@@ -229,7 +275,8 @@ def _loss(own: Sequence[Record], group: str) -> Span:
     cells = own[0].cells
     if cells is None or group not in cells.index.get_level_values("group"):
         return Span("", found[0])
-    return _mean_loss(_total(cells, group))
+    total = _total(cells, group)
+    return replace(_mean_loss(total), muted=total["examples"] < FEW)
 
 
 def _mean_loss(cell: Mapping[Any, Any]) -> Span:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evenfed.data.registry import source_title
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Section
 from evenfed.report.words import count, listed
@@ -37,6 +38,8 @@ def trained(chapter: Chapter) -> Section:
             f"{listed(task['groups'])}."
         )
     facts = [("seeds", listed(chapter.seeds)), ("engine", run["engine"])]
+    if about := source_title(run["dataset"]):
+        facts.insert(0, ("data", about))
     if not chapter.single:
         facts.insert(0, ("methods", listed(chapter.label(m) for m in chapter.methods)))
     notes = list(dict.fromkeys(n for r in chapter.done if r.measured for n in r.measured["notes"]))

@@ -156,11 +156,12 @@ class Canvas:
         return f"{head}{named}>{words}{''.join(self._parts)}</svg>"
 
 
-def width_of(words: str, size: float = 12) -> float:
+def width_of(words: str, size: float = 12, *, bold: bool = False) -> float:
     """About the width of a text."""
     narrow = sum(c in "ilj.,:;'|()[] ft1" for c in words)
     wide = sum(c in "mwMW%@" or c.isupper() for c in words)
-    return size * (0.54 * (len(words) - narrow - wide) + 0.32 * narrow + 0.74 * wide)
+    width = size * (0.54 * (len(words) - narrow - wide) + 0.32 * narrow + 0.74 * wide)
+    return 1.15 * width if bold else width
 
 
 def cut(words: str, room: float, size: float = 12) -> str:

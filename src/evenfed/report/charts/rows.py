@@ -45,8 +45,9 @@ def draw_dots(figure: Dots, width: float, theme: Theme) -> Canvas:
     step = 52 if narrow else 36
     top = 20.0 if figure.references else 8.0
     canvas = Canvas(width, top + step * len(rows) + _FOOT, theme)
-    labels = 0.0 if narrow else min(190, max([width_of(r.label) for r in rows] or [0.0]) + 16)
-    remarks = 0.0 if narrow else max([width_of(r.remark, 11) for r in rows] or [0.0]) + 12
+    widest = max([width_of(r.label, bold=True) for r in rows] or [0.0])
+    labels = 0.0 if narrow else min(200, widest + 16)
+    remarks = 0.0 if narrow else max([width_of(r.remark, 11) for r in rows] or [0.0]) + 22
     values = [d.value for r in rows for d in r.dots] + [v for _, v in figure.references]
     low, high = nice(values, figure.low, figure.high)
     scale = Scale(low, high, labels + 8, width - remarks - 8)
@@ -115,7 +116,7 @@ def draw_spans(figure: Spans, width: float, theme: Theme) -> Canvas:
     canvas = Canvas(width, top + step * len(spans) + gap * sum(heads) + _FOOT, theme)
     part_room = min(max([width_of(s.part, 11.5) for s in spans] or [0]) + 12, width * 0.28)
     label_room = min(
-        max([width_of(s.label) for s in spans] or [0]) + 14, 190 if not narrow else 120
+        max([width_of(s.label, bold=True) for s in spans] or [0]) + 14, 200 if not narrow else 120
     )
     left = (part_room if narrow else label_room + part_room) if parts else label_room
     right = max([width_of(_shown(s.value, s.low, s.high), 11) for s in spans] or [0]) + 12
