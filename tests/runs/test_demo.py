@@ -72,6 +72,8 @@ def test_all_five_methods_stand_beside_fedavg_and_every_dataset_has_its_referenc
     for dataset in ("digits", "loans", "synthetic"):
         assert {"fedavg", "local"} <= {p.method for p in plans if p.dataset == dataset}
         assert sources()[dataset].needs == "nothing"
+    # digits know which clients are of one kind: excess risk is FOCUS's own there
+    assert {plan.dataset for plan in plans if plan.config.excess} == {"digits"}
 
 
 def test_sentences_follow_the_numbers(fronts: dict[int, Any]) -> None:

@@ -349,6 +349,18 @@ def test_a_run_leaves_its_model_and_export_needs_no_data(
     assert f"in the folder that holds `{folder.name}`" in text
 
 
+def test_a_card_holds_the_certificate_of_a_method_that_makes_one(
+    run: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = run("pffl")
+    said = json.loads((folder / "result.json").read_text())["certificate"]["sentences"]
+    assert len(said) > 2
+    text = ef.export_model(folder, tmp_path / "m.safetensors").card.read_text()
+    assert "## Certificate\n\n" + "\n".join(f"- {line}" for line in said) in text
+    plain = ef.export_model(run("fedavg"), tmp_path / "n.safetensors").card.read_text()
+    assert "Certificate" not in plain
+
+
 def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["export", *arguments], env={"COLUMNS": "160"})
 

@@ -46,6 +46,7 @@ DEMO: dict[str, Any] = {
             "rotations": "0:7,90:2,180:1",
             "rounds": 40,
             "geometry": "auto",
+            "excess": True,
             "method": {"lr": 1.0},
         },
         {

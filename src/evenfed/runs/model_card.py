@@ -35,7 +35,7 @@ class Facts:
     Parameters
     ----------
     measured : mapping
-        As in `result.json`: task, metrics, intervals, groups, notes, ledger, dropped.
+        As in `result.json`: task, metrics, intervals, groups, certificate, notes, ledger, dropped.
     clients : DataFrame
         One row a client: examples, accuracy, loss.
     cells : DataFrame
@@ -62,6 +62,7 @@ def facts_of(result: Result, client: str | None) -> Facts:
         },
         "groups": evaluation.groups().to_dict(orient="index"),
         "dropped": {},
+        "certificate": None if result.certificate is None else result.certificate.table(),
         "notes": list(result.data.schema.notes),
         "ledger": [*result.data.schema.ledger, *(r.meaning for r in result.method.reveals)],
     }
@@ -79,6 +80,7 @@ def card(artifact: Artifact, facts: Facts, file: Path, command: Sequence[str]) -
         _model(artifact, facts, file),
         _data(artifact, facts),
         _results(artifact, facts),
+        *_certificate(facts),
         _limits(artifact, facts),
         _ledger(facts),
         _made(artifact, facts, command),
@@ -206,6 +208,14 @@ def _results(artifact: Artifact, facts: Facts) -> str:
     if len(artifact.description.schema.groups) > 1:
         text += "\n\n### By group\n\n" + _by_group(facts.cells)
     return text + "\n\n### By client\n\n" + _by_client(facts.cells)
+
+
+def _certificate(facts: Facts) -> list[str]:
+    """What the method could prove, or measure, about its own result; nothing for most methods."""
+    made = facts.measured.get("certificate")
+    if not made:
+        return []
+    return ["## Certificate\n\n" + "\n".join(f"- {line}" for line in made["sentences"])]
 
 
 def _by_group(cells: pd.DataFrame) -> str:

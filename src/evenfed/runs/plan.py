@@ -28,7 +28,7 @@ from evenfed.runs.config import (
     toml_value,
 )
 
-_INSTEAD = ("rounds", "model", "geometry")
+_INSTEAD = ("rounds", "model", "geometry", "excess")
 _OWN = {"method", "methods", *_INSTEAD}
 """What the entry of a dataset in a study holds beside the data's own options."""
 _OPTION = re.compile(r"^\s*[A-Za-z_][\w.]*\s*=")
@@ -62,7 +62,7 @@ class StudyData(DataConfig):
     ----------
     method : dict
         Options of every method on these data, e.g. the rate that was tuned for them.
-    rounds, model, geometry : optional
+    rounds, model, geometry, excess : optional
         What holds on these data, instead of the study's.
     methods : list of str, optional
         Names of the study's methods that run on these data, instead of all; references always do.
@@ -72,6 +72,7 @@ class StudyData(DataConfig):
     rounds: int | None = Field(default=None, ge=1)
     model: ModelConfig | None = None
     geometry: bool | Literal["auto"] | None = None
+    excess: bool | None = None
     methods: list[str] | None = Field(default=None, min_length=1)
 
     @field_validator("model", mode="before")

@@ -27,7 +27,7 @@ def clients(chapter: Chapter) -> Section:
     dots = _distribution(chapter, value)
     if dots is not None:
         figures.append(dots)
-    said, notes = _said(chapter, value) + _untested(chapter), []
+    said, notes = _said(chapter, value) + _faa(chapter) + _untested(chapter), []
     bars, why = _excess(chapter)
     if bars is not None:
         figures.append(bars)
@@ -242,6 +242,22 @@ def _over_clusters(chapter: Chapter) -> pd.DataFrame | None:
         if len(parts) == len(own):
             found[method] = pd.DataFrame(parts).mean()
     return pd.DataFrame(found) if found else None
+
+
+def _faa(chapter: Chapter) -> list[str]:
+    """FOCUS's measure over true clusters, mean over seeds; nothing where it was not measured."""
+    found = {}
+    for method, own in chapter.by_method():
+        parts = [r.measured["excess"]["faa"] for r in own if r.measured and "excess" in r.measured]
+        if len(parts) == len(own):
+            found[chapter.label(method)] = sum(parts) / len(parts)
+    if not found:
+        return []
+    words = (number(v) + ("" if chapter.single else f" with {m}") for m, v in found.items())
+    return [
+        f"The excess risks of two clients differ by at most {listed(words)}: the lower, the more "
+        "alike clients are served for what their kind can reach (FAA)."
+    ]
 
 
 def _over_best(chapter: Chapter) -> pd.DataFrame | None:
