@@ -330,6 +330,20 @@ def test_commands_are_quoted_and_say_where_they_are_given(
     assert "<code>evenfed study</code> puts it beside" in text
 
 
+@pytest.mark.parametrize(("every", "said"), [(5, "= 5` and 2 rounds"), (0, "= 0` and")])
+def test_a_run_too_short_for_curves_says_so_and_keeps_the_order(
+    tmp_path: Path, every: int, said: str
+) -> None:
+    table = {"data": "loans", "rounds": 2, "method": "pffl", "evaluate_every": every}
+    run_config(parse(table), tmp_path / "run")
+    record = Record.read(tmp_path / "run")
+    assert said in _section(record, "converged").sentences[0]
+    keys = [s.key for s in sections(Chapter("loans", [record]))]
+    assert keys.index("ledger") < keys.index("converged") < keys.index("certificates")
+    text = render(page_of(record))
+    assert "<code>--set evaluate_every=1</code> looks every round" in text
+
+
 def test_the_data_are_named_in_plain_words(run: Path) -> None:
     facts = dict(_section(Record.read(run), "trained").facts)
     assert facts["data"].startswith("Mortgage applications in Boston")

@@ -173,7 +173,7 @@ def signs(record: Record) -> Section | None:
     title = "Did gradients keep their signs?"
     means = record.measured.get("geometry")
     if not means:
-        text = "Sign entropy and curvature were not measured: set geometry = true in the config."
+        text = "Sign entropy and curvature were not measured: `--set geometry=true` does so."
         return Section("signs", title, [text])
     said = [
         f"At the clients' models the signs of the gradient have an entropy of "

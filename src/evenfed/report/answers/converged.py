@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import Line, Lines
 from evenfed.report.sections import Section
-from evenfed.report.words import number
+from evenfed.report.words import count, number
 from evenfed.runs.record import Record
 
 CURVES = (
@@ -38,7 +38,7 @@ def curve(records: Sequence[Record], name: str, label: str, muted: bool = False)
 
 
 def converged(chapter: Chapter) -> Section | None:
-    """Curves of the metrics that the history holds; None before the first evaluation."""
+    """Curves of the metrics that the history holds; None while there are none yet."""
     methods = list(dict.fromkeys(r.method for r in chapter.records))
     figures = []
     for name, words in CURVES:
@@ -49,10 +49,11 @@ def converged(chapter: Chapter) -> Section | None:
         lines = [line for line in found if line is not None]
         if any(len(line.x) > 1 for line in lines):
             ends = " ".join(f"{line.label}: {_ends(line)}." for line in lines)
-            title = words[0].upper() + words[1:]
-            figures.append(Lines(name, f"{title} by round", ends, "round", words, lines))
+            heading = f"{words[0].upper()}{words[1:]} by round"
+            figures.append(Lines(name, heading, ends, "round", words, lines))
+    title = "How did it converge?"
     if not figures:
-        return None
+        return Section("converged", title, _unseen(chapter)) if chapter.done else None
     first = figures[0].lines[0]
     said = [f"On validation data the {figures[0].y} of {first.label} goes {_ends(first)}."]
     notes = ["Validation data of the clients that evaluations ask; test data are never looked at "
@@ -62,7 +63,16 @@ def converged(chapter: Chapter) -> Section | None:
                      "from the lowest seed to the highest.")  # fmt: skip
     if chapter.references:
         notes.append("Grey: references.")
-    return Section("converged", "How did it converge?", said, figures, notes=notes)
+    return Section("converged", title, said, figures, notes=notes)
+
+
+def _unseen(chapter: Chapter) -> list[str]:
+    """Why there is no curve."""
+    every, rounds = chapter.done[0].config.evaluate_every, count(chapter.first["rounds"], "round")
+    return [
+        f"That is not known: with `evaluate_every = {every}` and {rounds} validation data were "
+        "looked at less than twice. `--set evaluate_every=1` looks every round."
+    ]
 
 
 def _ends(line: Line) -> str:
