@@ -89,6 +89,17 @@ def test_every_figure_has_drawn(desk: Opened) -> None:
     assert desk.page.locator("svg.narrow").first.is_hidden()
 
 
+def test_no_text_reaches_beyond_its_figure(desk: Opened) -> None:
+    beyond = desk.page.eval_on_selector_all(
+        "figure:not(.still) svg.wide",
+        "all => all.flatMap(s => [...s.querySelectorAll('text')].filter(t => {"
+        " const b = t.getBBox(), w = s.viewBox.baseVal.width;"
+        " return b.x < -1 || b.x + b.width > w + 1;"
+        "}).map(t => t.textContent))",
+    )
+    assert beyond == []
+
+
 def test_the_slider_moves_the_marker_and_changes_the_numbers(desk: Opened, page_file: Path) -> None:
     page = desk.page
     front = json.loads((page_file.parent / "runs" / "praffl-loans-0" / "front.json").read_text())

@@ -50,7 +50,7 @@ def draw_lines(figure: Lines, width: float, theme: Theme) -> Canvas:
     height = 250 if is_narrow(width) else 290
     canvas = Canvas(width, height, theme)
     named = figure.lines[:COLORED] if len(figure.lines) > COLORED else figure.lines
-    right = max([width_of(line.label) for line in named] or [0]) + 14
+    right = max([width_of(line.label, bold=True) for line in named] or [0]) + 14
     right = min(right, width * 0.32)
     values = [v for line in figure.lines for part in (line.y, line.low or [], line.high or [])
               for v in part if v is not None and math.isfinite(v)]  # fmt: skip
