@@ -17,6 +17,7 @@ from evenfed.core.errors import ClientError, EvenfedError
 from evenfed.core.examples import Examples
 from evenfed.core.randomness import generator
 from evenfed.core.tree import Tree
+from evenfed.engines.allocator import keep_freed_memory
 from evenfed.engines.exchange import Chunk, Population, Seat, Work, bytes_of, rows_for
 from evenfed.engines.sequential import draws_for
 from evenfed.engines.stacking import capacities, grid_capacity, grow, stack_examples
@@ -46,6 +47,7 @@ class VectorizedEngine:
     def __init__(
         self, workers: Workers, device: torch.device, *, chunk: int = 0, memory: int = 2 << 30
     ) -> None:
+        keep_freed_memory()
         self.workers = workers
         self.device = device
         self.chunk = chunk
