@@ -194,19 +194,33 @@ def test_a_choice_within_a_limit_uses_validation_data(desk: Opened, page_file: P
         assert "a number from 0 to 1" in page.locator(".told").inner_text()
 
 
+class Changed:
+    """A copy of a page whose explorer has other data."""
+
+    def __init__(self, page: Path, folder: Path) -> None:
+        text = page.read_text(encoding="utf-8")
+        self.before, self.start, rest = text.partition('<script type="application/json">')
+        data, self.end, self.after = rest.partition("</script>")
+        self.data = json.loads(data)
+        self.path = folder / "changed.html"
+
+    def written(self) -> Path:
+        data = json.dumps(self.data)
+        self.path.write_text(
+            self.before + self.start + data + self.end + self.after, encoding="utf-8"
+        )
+        return self.path
+
+
 def test_a_choice_among_equal_errors_takes_the_lower_disparity(
     browser: Any, page_file: Path, tmp_path: Path
 ) -> None:
-    text = page_file.read_text(encoding="utf-8")
-    before, start, rest = text.partition('<script type="application/json">')
-    data, end, after = rest.partition("</script>")
-    explorer = json.loads(data)
+    changed = Changed(page_file, tmp_path)
+    explorer = changed.data
     part = explorer["entries"][0]["parts"][""]["val"]
     part["errors"] = [part["errors"][0]] * 101
     part["disparity"] = [0.3, 0.1, 0.2, 0.1, *[0.4] * 97]
-    changed = tmp_path / "changed.html"
-    changed.write_text(before + start + json.dumps(explorer) + end + after, encoding="utf-8")
-    opened = Opened(browser, changed)
+    opened = Opened(browser, changed.written())
     opened.page.locator("[data-control=limit]").fill("1")
     opened.page.locator("[data-control=choose]").click()
     assert opened.page.locator("[data-control=preference]").input_value() == "3"
@@ -216,14 +230,10 @@ def test_a_choice_among_equal_errors_takes_the_lower_disparity(
 def test_a_group_that_a_choice_does_not_see_is_named(
     browser: Any, page_file: Path, tmp_path: Path
 ) -> None:
-    text = page_file.read_text(encoding="utf-8")
-    before, start, rest = text.partition('<script type="application/json">')
-    data, end, after = rest.partition("</script>")
-    explorer = json.loads(data)
+    changed = Changed(page_file, tmp_path)
+    explorer = changed.data
     explorer["entries"][0]["parts"][""]["val"]["examples"][1] = 0
-    changed = tmp_path / "changed.html"
-    changed.write_text(before + start + json.dumps(explorer) + end + after, encoding="utf-8")
-    opened = Opened(browser, changed)
+    opened = Opened(browser, changed.written())
     opened.page.locator("[data-control=limit]").fill("1")
     opened.page.locator("[data-control=choose]").click()
     told = opened.page.locator(".told").inner_text()
