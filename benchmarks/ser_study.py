@@ -226,6 +226,21 @@ def table(runs: dict[str, dict[str, float]], seeds: list[int]) -> str:
     return "\n".join(lines)
 
 
+def beyond(runs: dict[str, dict[str, float]], seeds: list[int]) -> str:
+    """Each form less its control of the same length: the mean paired difference."""
+    lines = ["| form less its shrink | " + " | ".join(t for _, t in COLUMNS.values()) + " |"]
+    lines.append("|---" * (1 + len(COLUMNS)) + "|")
+    pairs = [(name, f"{name}, shrink") for name in FORMS]
+    pairs.append(("step 0.3, entropy", "step 0.3, shrink"))
+    for arm, control in pairs:
+        cells = []
+        for column, (digits, _) in COLUMNS.items():
+            gap = [runs[f"{arm}/{s}"][column] - runs[f"{control}/{s}"][column] for s in seeds]
+            cells.append(paired(np.array(gap), digits).strip(" ()"))
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="?", choices=("table", "choose"), default="table")
@@ -257,6 +272,8 @@ def main() -> None:
                 print(f"{key}: {time.perf_counter() - begin:.0f} s", flush=True)
                 out.write_text(json.dumps(runs, indent=1) + "\n")
         print(f"\n{given.dataset}, {regime} batch\n\n{table(runs, seeds)}")
+        if len(seeds) > 1:
+            print(f"\n{beyond(runs, seeds)}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from evenfed.runs.train import train
 
 SETTINGS: dict[str, Any] = {"epochs": 2, "hidden": 4, "fusion_steps": 3}
 ENGINE = EngineOptions("vectorized", workers=1)
+RESULTS = Path(__file__).parents[2] / "papers" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +112,23 @@ def test_the_largest_group_loss_is_that_of_the_groups_examples(small: FederatedD
     assert worst(result, "test", False, ()) == pytest.approx(largest(0, 1), rel=1e-5)
     assert worst(result, "test", True, (1,)) == pytest.approx(largest(1), rel=1e-5)
     assert worst(result, "test", True, ()) == pytest.approx(max(largest(0), largest(1)), rel=1e-5)
+
+
+def test_what_is_said_of_hetpfl_and_praffl_is_what_is_stored() -> None:
+    """The counts over runs in the findings of the page."""
+    found: dict[str, list[tuple[float, float]]] = {"praffl": [], "hetpfl": []}
+    for table in ("table2", "table3"):
+        text = (RESULTS / f"hetpfl-{table}-published.json").read_text(encoding="utf-8")
+        for run in json.loads(text)["runs"]:
+            for row in found.keys() & run["values"].keys():
+                values = run["values"][row]
+                found[row].append((values["local_hypervolume"], values["global_hypervolume"]))
+    local, whole = (
+        [(h[i], p[i]) for h, p in zip(found["hetpfl"], found["praffl"], strict=True)]
+        for i in (0, 1)
+    )
+    assert len(local) == 18
+    assert sum(h > p for h, p in whole) == 15
+    assert sum(p < 0.65 for _, p in whole) == 7
+    assert round(min(h for h, _ in whole), 2) == 0.78
+    assert sum(h > p for h, p in local) == 10

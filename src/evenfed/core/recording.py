@@ -1,8 +1,7 @@
 """Record the tensor operations of a function as a graph.
 
-`make_fx` of PyTorch does this too, but takes five times as long and patches modules for all
-threads. Here a dispatch mode notes each operation that reaches the tensors themselves, below
-gradients and vmap.
+`make_fx` of PyTorch does this too, but takes longer and patches modules for all threads. Here a
+dispatch mode notes each operation that reaches the tensors themselves, below gradients and vmap.
 """
 
 from __future__ import annotations

@@ -364,9 +364,8 @@ PAPER = Paper(
         " two points, none with the robust loss.",
         "Noise at all clients alike does not mislead the weights: there FedEBA+ is two points "
         "above FedAvg, and the robust loss costs more than it gives.",
-        "The robust loss has small slopes. At the rate that suits the others (0.05) it is "
-        "twelve or more points behind and looks harmful; every row of that table has therefore "
-        "a rate of its own, chosen on validation data, 0.8 for the robust loss, the largest "
-        "that was tried.",
+        "The robust loss has small slopes, and at a rate that suits the others it trains too "
+        "little to be compared. Every row of that table has therefore a rate of its own, chosen"
+        " on validation data: 0.8 for the robust loss, the largest that was tried.",
     ),
 )  # fmt: skip
