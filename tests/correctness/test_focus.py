@@ -21,6 +21,7 @@ from evenfed.data.dataset import FederatedDataset
 from evenfed.engines.participation import Participation
 from evenfed.methods.eba import EBA
 from evenfed.methods.focus import Focus
+from evenfed.methods.ifca import IFCA
 from evenfed.methods.soft_labels import uniform
 
 Vector = np.ndarray
@@ -208,13 +209,50 @@ def test_estimated_clusters_are_called_so(line: Any) -> None:
     assert with_truth.faa([5, 2, 2]).reference == "true clusters"  # the same, by other names
     assert with_truth.faa([0, 0, 1]).reference == "estimated clusters"
     found = with_truth.method.memberships(with_truth.server, known).argmax(1).tolist()  # type: ignore[attr-defined]
-    assert with_truth.faa("estimated") == with_truth.faa(found)
+    assert with_truth.faa("estimated") == with_truth.faa(found, estimated=True)
+    assert with_truth.faa("estimated").reference == "estimated clusters"
     without = result("fedavg", unknown)
     assert without.faa([0, 1, 1]).reference == "estimated clusters"
     with pytest.raises(ConfigError, match="does not estimate"):
         without.faa("estimated")
     with pytest.raises(ConfigError, match="does not know them"):
         without.faa()
+
+
+@pytest.mark.proves("focus", "clusters of clients that no cohort held are those of their labels")
+@pytest.mark.parametrize("method", ["focus", "ifca"])
+def test_estimated_clusters_of_clients_that_took_no_part(line: Any, method: str) -> None:
+    """The most likely model is the one with the least loss, not the first one."""
+    kind = {"focus": Focus, "ifca": IFCA}[method]
+    result = ef.train(
+        kind(local=line.local, init="common_noise", noise=1.0), line.dataset(), rounds=1, seed=2,
+        model=line.module(), engine="vectorized", participation=Participation(number=1),
+    )  # fmt: skip
+    w = np.stack([line.theta(trees.row(result.server["params"], m)) for m in range(2)])
+    best = [int(np.argmin([line.loss(i, m) for m in w])) for i in line.clients]
+    asked = result.method.memberships(result.server, result.data).numpy()  # type: ignore[attr-defined]
+    never = [i for i in line.clients if asked[i].max() < 0.51]
+    assert len(never) == 2
+    assert 1 in [best[i] for i in never]
+    found = [int(result.method.cluster_of(result._state(i))) for i in line.clients]  # type: ignore[attr-defined]
+    assert [found[i] for i in never] == [best[i] for i in never]
+    assert result.faa("estimated") == result.faa(found, estimated=True)
+
+
+@pytest.mark.proves("focus", "trials score clients that no cohort held by labels of their own")
+def test_trials_score_clients_that_took_no_part_by_their_labels(line: Any) -> None:
+    """A trial as long as the run ends with the run's own mean loss on validation data."""
+    options: dict[str, Any] = {"local": line.local, "init": "common_noise", "noise": 1.0}
+    given: dict[str, Any] = {
+        "rounds": 1, "seed": 2, "model": line.module(), "engine": "vectorized",
+        "participation": Participation(number=2),
+    }  # fmt: skip
+    chosen = ef.train(Focus(m="auto", max_models=2, **options), line.dataset(), **given)
+    scores = chosen.history["validation_loss_by_m"][0]
+    for m in (1, 2):
+        alone = ef.train(Focus(m=m, **options), line.dataset(), **given)
+        expected = alone.summary("val")["client_loss_mean"]
+        assert scores[str(m)] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.proves("focus", "equal labels at the start")

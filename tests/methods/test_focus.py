@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -163,6 +163,47 @@ def test_log_odds_of_the_right_cluster_grow_as_lemma_1_says(seed: int) -> None:
                 assert float(step.labels[groups == c, c].exp().min()) >= bound - 1e-4
 
 
+@pytest.mark.proves("focus", "labels grow as Eq. 11 says while no model moves away (C3)")
+@settings(max_examples=60)
+@given(SEEDS)
+def test_labels_reach_the_published_bound_while_no_model_moves_away(seed: int) -> None:
+    """C3: exponent 2 R delta^2 Delta_0 K, as long as no model is further away than at the start."""
+    case = instance(seed)
+    m, groups = len(case.centres), torch.tensor(case.clusters)
+    own = case.centres[groups]
+    R = min(float((case.centres[a] - case.centres[b]).norm()) for a in range(m) for b in range(a))
+    r = float((case.means - own).norm(dim=1).max())
+    first = float((case.models - case.centres).norm(dim=1).max())
+    margin = R / 2 - r - first
+    assume(margin > 0)
+    _, steps = descend(case.method, case.means, case.models, 5)
+    for rounds, step in enumerate(steps, start=1):
+        if float((step.models - case.centres).norm(dim=1).max()) > first * (1 + 1e-6):
+            break
+        bound = 1 / (1 + (m - 1) * math.exp(-2 * R * DELTA**2 * margin * rounds))
+        right = step.labels[torch.arange(CLIENTS), groups].exp()
+        assert float(right.min()) >= bound - 1e-4
+
+
+@pytest.mark.proves("focus", "Eq. 11 fails after a model has moved away (C3)")
+def test_the_published_bound_on_labels_fails_once_a_model_has_moved_away() -> None:
+    """Two clusters, delta R = 1, r = 0, models at their centres, eta = 1 / (2 delta^2), T = 1.
+
+    Then c = 0. The first E step gives odds e: labels q = 0.731, as Eq. 11 says. The M step moves
+    each model to q of its own centre and 1 - q of the other one, so that the second E step adds
+    q^2 - (1 - q)^2 = 0.462 and not 1: labels 0.812, where Eq. 11 says 0.881.
+    """
+    end = torch.zeros(D, dtype=torch.float64)
+    end[0] = 1 / (2 * DELTA)
+    centres = torch.stack([end, -end])
+    method = focus(m=2, local=LocalTraining(lr=1 / (2 * DELTA**2), batch=0, steps=1))
+    _, steps = descend(method, centres.repeat(2, 1), centres, 2)
+    right = [float(step.labels[0, 0].exp()) for step in steps]
+    q = 1 / (1 + math.exp(-1))
+    assert right == pytest.approx([q, 1 / (1 + math.exp(-1 - q**2 + (1 - q) ** 2))], abs=1e-4)
+    assert right[1] < 1 / (1 + math.exp(-2)) - 0.05
+
+
 @pytest.mark.proves("focus", "models contract by exactly (1 - 2 eta delta^2)^T (C4, not Eq. 12)")
 @settings(max_examples=60)
 @given(SEEDS)
@@ -222,6 +263,23 @@ def test_faa_of_fedavg_is_at_least_what_the_corrected_theorem_3_says(seed: int) 
     sharper = R**2 * (CLIENTS - 2) / CLIENTS - r**2
     assert risks.max() - risks.min() >= DELTA**2 * sharper - 1e-4
     assert risks.max() - risks.min() >= DELTA**2 * (sharper - 2 * R * r / CLIENTS) - 1e-4
+
+
+@pytest.mark.proves("focus", "excess risks of one model with several outliers (C7)")
+@settings(max_examples=30)
+@given(SEEDS)
+def test_excess_risks_of_one_model_with_several_alike_outliers(seed: int) -> None:
+    """C7, Eq. 128 and 129: what outliers of one kind cost the normal clients, and themselves."""
+    rng = np.random.default_rng(seed)
+    outliers, R = int(rng.integers(2, CLIENTS // 2 + 1)), rng.uniform(0.5, 3)
+    r = rng.uniform(0, R / 2)
+    one, centres = one_outlier(rng, CLIENTS - outliers + 1, r, R)
+    means = torch.cat([one[:-1], centres[1].repeat(outliers, 1)])
+    local = LocalTraining(lr=0.2, batch=0, steps=5)
+    runner, _ = descend(focus(m=1, local=local), means, torch.zeros(1, D), 20)
+    risks, share = excess(runner), outliers / CLIENTS
+    assert risks[:-outliers].max() <= DELTA**2 * (r + share * R) ** 2 + 1e-4
+    assert risks[-outliers:].min() >= DELTA**2 * ((1 - share) * R - share * r) ** 2 - 1e-4
 
 
 @pytest.mark.proves("focus", "the published bound of Theorem 3 fails for E = 10, R = 1, r = 0.3")

@@ -336,6 +336,11 @@ class Focus(TrainsAlone):
             }
         return result
 
+    def cluster_of(self, state: Tree) -> Tensor:
+        """The client's most likely model, from what it keeps."""
+        found: Tensor = state["log_pi"].argmax()
+        return found
+
     def memberships(self, server: Server, population: Population) -> Tensor:
         """Labels `pi_em` `(K, M)` that the server last saw, clients as in `population`."""
         labels: Tensor = server["log_pi"].exp()

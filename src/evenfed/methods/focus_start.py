@@ -131,6 +131,8 @@ def _trial(
             own.commit()
         except QuorumError:
             own.states.rollback()
+    # clients that no cohort held take labels, as they do at the end of the run
+    server = trial.finish(own, server)
     train = _loss(trial, own, server, "train")
     validation = _loss(trial, own, server, "val") if focus.m == "auto" else train
     count_in(spent, own.traffic)

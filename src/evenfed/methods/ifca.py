@@ -164,6 +164,11 @@ class IFCA(FedAvg):
         with torch.no_grad():
             return {"cluster": self.chosen(deployed, data)}
 
+    def cluster_of(self, state: Tree) -> Tensor:
+        """The model that the client chose, from what it keeps."""
+        found: Tensor = state["cluster"]
+        return found
+
     def memberships(self, server: Server, population: Population) -> Tensor:
         """Labels `(K, M)` of 0 and 1 that the server last saw; 0 for clients it never saw."""
         labels: Tensor = (server["cluster"].unsqueeze(1) == torch.arange(self.m)).double()

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
 from evenfed.core.errors import ConfigError
 from evenfed.core.local import LocalTraining
 from evenfed.data.dataset import FederatedDataset
@@ -32,11 +30,13 @@ def excess_of(
     evaluation : Evaluation
         Of the run on test data, all clients.
     clusters
-        Clusters that are not the data's own are called estimated, whatever `estimated` says.
+        Clusters that are not the data's own are called estimated, whatever `estimated` says, and
+        so are those that the method found, even if they are the data's own.
     """
     data = runner.data
     chosen = _clusters(runner, clusters)
     true = data.clusters is not None and same_partition(chosen, data.clusters)
+    estimated = estimated or isinstance(clusters, str)
     if len(chosen) != len(data):
         raise ConfigError(f"FAA needs a cluster for each of {len(data)} clients, not {len(chosen)}")
     if len(evaluation.sizes) != len(data):
@@ -64,11 +64,13 @@ def _clusters(runner: Runner, clusters: Clusters) -> list[int]:
         return list(runner.data.clusters)
     if clusters != "estimated":
         return [int(cluster) for cluster in clusters]
-    memberships = getattr(runner.method, "memberships", None)
-    if memberships is None:
+    of = getattr(runner.method, "cluster_of", None)
+    if of is None:
         raise ConfigError(f"'{runner.method.name}' does not estimate clusters; pass clusters=...")
-    found: list[int] = np.asarray(memberships(runner.server, runner.data)).argmax(1).tolist()
-    return found
+    # from what clients keep: the server has not heard from those that no cohort held
+    data, states = runner.data, runner.federation.states
+    sizes = (len(data.client(i).train) for i in range(len(data)))
+    return [int(of(states.get(i, data.key(i), size))) for i, size in enumerate(sizes)]
 
 
 def _reference_losses(runner: Runner, members: tuple[int, ...]) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ class Result(WithFronts):
         if not self.config.excess:
             return {}
         found, clients = excess_of(self._runner, self.evaluation("test"), None)
-        return {"excess": {"faa": found.faa, "reference": found.reference, "clients": clients}}
+        return {"excess": {**asdict(found), "clients": clients, "counted": found.clients}}
 
     def geometry(
         self,

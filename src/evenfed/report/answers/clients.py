@@ -246,18 +246,27 @@ def _over_clusters(chapter: Chapter) -> pd.DataFrame | None:
 
 def _faa(chapter: Chapter) -> list[str]:
     """FOCUS's measure over true clusters, mean over seeds; nothing where it was not measured."""
-    found = {}
+    found, better = {}, 0
     for method, own in chapter.by_method():
-        parts = [r.measured["excess"]["faa"] for r in own if r.measured and "excess" in r.measured]
+        parts = [r.measured["excess"] for r in own if r.measured and "excess" in r.measured]
         if len(parts) == len(own):
-            found[chapter.label(method)] = sum(parts) / len(parts)
+            found[chapter.label(method)] = sum(part["faa"] for part in parts) / len(parts)
+            better += sum(value < 0 for part in parts for value in part["clients"].values())
     if not found:
         return []
     words = (number(v) + ("" if chapter.single else f" with {m}") for m, v in found.items())
-    return [
+    sentences = [
         f"The excess risks of two clients differ by at most {listed(words)}: the lower, the more "
-        "alike clients are served for what their kind can reach (FAA)."
+        "alike clients are served for what their kind can reach (FAA). A model that is equally bad "
+        "for all also has a low one: read it beside the mean accuracy or loss."
     ]
+    if better:
+        where = "" if chapter.single else " in the runs of all methods"
+        sentences.append(
+            f"{count(better, 'excess risk')}{where} {'is' if better == 1 else 'are'} negative: "
+            "those clients do better than the reference of their cluster."
+        )
+    return sentences
 
 
 def _over_best(chapter: Chapter) -> pd.DataFrame | None:
