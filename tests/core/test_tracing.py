@@ -15,7 +15,7 @@ from evenfed.core.examples import Examples
 from evenfed.core.local import Objective
 from evenfed.core.optimizer import Optimizer
 from evenfed.core.task import Task
-from evenfed.core.tracing import Eager, Traced, traced
+from evenfed.core.tracing import Eager, First, Traced, traced
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_a_trace_gives_the_numbers_of_the_function() -> None:
     form = traced(quadratic, [], "key", ARGS, 1)
     assert isinstance(form, Traced)
     for steady in ((), (0,)):
-        run = form.gradient([ARGS[1]], [], steady)
+        run = form.gradient(First([ARGS[0]], [ARGS[1]], steady=steady))
         for got, expected in zip(run([ARGS[0]], [ARGS[1]]), quadratic(*ARGS), strict=True):
             assert torch.equal(got, expected)
 
@@ -42,7 +42,7 @@ def test_a_trace_gives_the_numbers_of_the_function() -> None:
 def test_a_step_changes_the_parameters_and_returns_the_extras() -> None:
     for form in (traced(quadratic, [], "key", ARGS, 1), Eager(quadratic, [], 1)):
         p = ARGS[0].clone()
-        (value,) = form.step([ARGS[1]], [], (), 0.1, flipped=False)([p], [ARGS[1]])
+        (value,) = form.step(First([p], [ARGS[1]]), 0.1, flipped=False)([p], [ARGS[1]])
         # A p = (1, -3), p' A p / 2 = 3.5
         torch.testing.assert_close(p, torch.tensor([0.9, -1.7]))
         assert value.item() == 3.5
@@ -58,7 +58,7 @@ def test_a_trace_is_made_once_a_key_and_shape() -> None:
     first = traced(counted, [], "key", ARGS, 1)
     made = len(calls)
     assert traced(counted, [], "key", [t.clone() for t in ARGS], 1) is first
-    first.gradient([ARGS[1]], [], ())([ARGS[0]], [ARGS[1]])
+    first.gradient(First([ARGS[0]], [ARGS[1]]))([ARGS[0]], [ARGS[1]])
     assert len(calls) == made
     assert traced(counted, [], "other", ARGS, 1) is not first
     assert traced(counted, [], "key", (torch.ones(3), torch.eye(3)), 1) is not first
@@ -71,7 +71,8 @@ def test_what_cannot_be_traced_runs_as_it_is() -> None:
 
     form = traced(branching, [], "key", (torch.ones(2),), 1)
     assert type(form) is Eager
-    assert form.gradient([], [], ())([-torch.ones(2)], [])[0].tolist() == [1.0, 1.0]
+    negative = [-torch.ones(2)]
+    assert form.gradient(First(negative, []))(negative, [])[0].tolist() == [1.0, 1.0]
 
 
 def test_the_number_of_kept_traces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,8 @@ def test_a_trace_in_one_thread_does_not_touch_a_model_in_another() -> None:
         leave.set()
         thread.join()
     assert isinstance(found[0], Traced)
-    assert torch.equal(found[0].gradient([], [], ())([torch.ones(2)], [])[0], torch.full((2,), 2.0))
+    ones = [torch.ones(2)]
+    assert torch.equal(found[0].gradient(First(ones, []))(ones, [])[0], torch.full((2,), 2.0))
 
 
 def test_frozen_parameters_are_constants_of_a_trace() -> None:

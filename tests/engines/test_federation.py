@@ -138,6 +138,34 @@ def test_mean_is_numpys_average(engine: str, binary: FederatedDataset) -> None:
         assert mean.value["mean"].dtype == torch.float32
 
 
+def shapes_of_all_kinds(broadcast: Any, state: Any, data: Examples, draws: Any) -> Any:
+    """Small and large leaves, of several types, one without numbers."""
+    n = data.mask.sum()
+    return {
+        "large": n * torch.arange(70_000.0), "table": n * torch.arange(6.0).view(2, 3),
+        "wide": n.double() * 3, "scalar": n.float(), "count": n.long(),
+        "none": torch.zeros(0), "last": n * torch.ones(3, 1),
+    }, state  # fmt: skip
+
+
+@both_engines
+def test_a_mean_has_the_shapes_and_types_of_the_uploads(
+    engine: str, binary: FederatedDataset
+) -> None:
+    sizes = np.array(binary.sizes(), dtype=float)
+    value = federation(binary, engine).mean(shapes_of_all_kinds, ()).value
+    n = float((sizes**2).sum() / sizes.sum())
+    expected = {
+        "large": n * np.arange(70_000.0), "table": n * np.arange(6.0).reshape(2, 3),
+        "wide": n * 3, "scalar": n, "count": n, "none": np.zeros(0), "last": n * np.ones((3, 1)),
+    }  # fmt: skip
+    assert list(value) == list(expected)
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(value[name].numpy(), wanted, rtol=1e-6)
+        wide = name in ("wide", "count")
+        assert value[name].dtype == (torch.float64 if wide else torch.float32)
+
+
 @both_engines
 @pytest.mark.parametrize("base", ["size", "uniform"])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])

@@ -22,6 +22,7 @@ _FUNCTIONS: dict[Any, Any] = {
     aten.maximum.default: torch.maximum, aten.minimum.default: torch.minimum,
     aten.mm.default: torch.mm, aten.mul.Tensor: torch.mul, aten.neg.default: torch.neg,
     aten.neg_.default: torch.neg_, aten.permute.default: torch.permute,
+    aten.permute_copy.default: torch.permute_copy,
     aten.relu.default: torch.relu, aten.relu_.default: torch.relu_,
     aten.scatter_add.default: torch.scatter_add, aten.select.int: torch.select,
     aten.sgn.default: torch.sgn, aten.sigmoid.default: torch.sigmoid,

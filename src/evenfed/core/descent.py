@@ -20,7 +20,7 @@ from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, Stepper
-from evenfed.core.tracing import Eager, Step, traced
+from evenfed.core.tracing import Eager, First, Step, traced
 from evenfed.core.tree import Tree
 
 Direction = Callable[[Tree, Examples, Tree], tuple[Tree, Tree]]
@@ -191,16 +191,17 @@ def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
         for s in range(feed.steps):
             batch = feed.batch(s)
             active = _spread(feed.active(s), plan.levels)
-            form = turns[s % len(turns)].form([*shown, *batch, *context])
+            form = turns[s % len(turns)].form(shown, batch, context)
             if held is None:
                 flip = in_place and len(turns) == 1 and feed.drawn >= _FLIPPED_FROM
                 held = _Held(shown, form.flipped if flip else ())
                 stepper, shown = Stepper(plan.optimizer, held.params, lead), held.shown
             if form not in runs:
+                first = First(held.params, batch, context, feed.steady, feed.standing)
                 runs[form] = (
-                    form.step(batch, context, feed.steady, float(rate), flipped=held.flips)
+                    form.step(first, float(rate), flipped=held.flips)
                     if in_place
-                    else form.gradient(batch, context, feed.steady)
+                    else form.gradient(first)
                 )
             before = [] if active is None or not in_place else [p.clone() for p in held.params]
             extra = runs[form](held.params, batch)
@@ -223,12 +224,18 @@ class _Turn:
     def __init__(self, plan: _Plan, direction: Direction) -> None:
         self.lifted, self.found = plan.lifted(direction)
         self.key = plan.key(direction)
-        self.eager = Eager(self.lifted, self.found, plan.n_params)
+        self.last = Eager(self.lifted, self.found, plan.n_params)
+        self.shape: torch.Size | None = None
 
-    def form(self, args: Sequence[Tensor]) -> Eager:
-        if self.key is None:
-            return self.eager
-        return traced(self.lifted, self.found, self.key, args, self.eager.n_params)
+    def form(
+        self, params: Sequence[Tensor], batch: Sequence[Tensor], context: Sequence[Tensor]
+    ) -> Eager:
+        """Of the steps of a descent, shapes differ in the number of rows alone."""
+        if self.key is not None and batch[0].shape != self.shape:
+            args = [*params, *batch, *context]
+            self.last = traced(self.lifted, self.found, self.key, args, self.last.n_params)
+            self.shape = batch[0].shape
+        return self.last
 
 
 class _Held:
@@ -288,6 +295,8 @@ class _Feed:
         self.x, self.y, self.group, self.data_mask = data
         self.steady: tuple[int, ...] = (0, 1, 2, 3) if self.full else ()
         """Positions in a batch that are the same tensor, or equal, in every step."""
+        self.standing: tuple[int, ...] = ()
+        """Those that are the same memory in every step, with other numbers in it."""
         if self.full:
             return
         if bool(mask.all()):
@@ -297,18 +306,21 @@ class _Feed:
         offset = (torch.arange(count, device=index.device) * n).view(*self.lead_shape, 1, 1)
         where = index + offset
         # step axis first, so that each step's rows are contiguous
-        self.where = where.movedim(lead, 0).reshape(mask.shape[-2], -1)
-        self.width = index.shape[-1]
-        self.mask = mask.movedim(lead, 0).contiguous()
-        flat_where = self.where.reshape(-1)
-        shape = (mask.shape[-2], *self.lead_shape, self.width)
+        by_step = where.movedim(lead, 0).reshape(mask.shape[-2], -1)
+        real = mask.movedim(lead, 0).contiguous()
+        flat_where = by_step.reshape(-1)
+        shape = (mask.shape[-2], *self.lead_shape, index.shape[-1])
+        self.where, self.mask = by_step.unbind(0), real.unbind(0)
         self.flat_x = self.x.reshape(-1, *self.x.shape[lead + 1 :])
-        self.steps_y = self.y.reshape(-1).index_select(0, flat_where).view(shape)
-        self.steps_group = self.group.reshape(-1).index_select(0, flat_where).view(shape)
-        self.rows = self.flat_x.new_empty((self.where.shape[1], *self.flat_x.shape[1:]))
+        self.steps_y = self.y.reshape(-1).index_select(0, flat_where).view(shape).unbind(0)
+        self.steps_group = self.group.reshape(-1).index_select(0, flat_where).view(shape).unbind(0)
         # one client alone need not compute the padding of its last short batch
         self.trim = not lead
-        self.real = self.mask.sum(-1).tolist() if self.trim else []
+        self.real = real.sum(-1).tolist() if self.trim else []
+        if not self.trim:
+            self.rows = self.flat_x.new_empty((by_step.shape[1], *self.flat_x.shape[1:]))
+            self.rows_x = self.rows.view(*shape[1:], *self.rows.shape[1:])
+            self.standing = (0,)
 
     def active(self, s: int) -> Tensor | None:
         """Clients that take step `s`; None if all do."""
@@ -320,9 +332,8 @@ class _Feed:
             return [self.x, self.y, self.group, self.data_mask]
         if self.trim:
             k = max(1, self.real[s])
-            x = self.flat_x.index_select(0, self.where[s, :k])
-            return [x, self.steps_y[s, :k], self.steps_group[s, :k], self.mask[s, :k]]
+            x = self.flat_x.index_select(0, self.where[s][:k])
+            return [x, self.steps_y[s][:k], self.steps_group[s][:k], self.mask[s][:k]]
         # every step's rows go to the same memory: the last step's are no longer read
         torch.index_select(self.flat_x, 0, self.where[s], out=self.rows)
-        x = self.rows.view(*self.lead_shape, self.width, *self.rows.shape[1:])
-        return [x, self.steps_y[s], self.steps_group[s], self.mask[s]]
+        return [self.rows_x, self.steps_y[s], self.steps_group[s], self.mask[s]]

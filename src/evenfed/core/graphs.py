@@ -46,6 +46,7 @@ def simplify(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
     _add_in_product(graph.graph)
     _softmax_of_few(graph.graph)
+    _sum_to_shape(graph.graph)
     graph.graph.eliminate_dead_code()
     _reuse_memory(graph.graph)
     graph.recompile()
@@ -181,9 +182,28 @@ def _axis_to_front(graph: fx.Graph, node: Any, last: int) -> fx.Node:
 
 
 def _contiguous(graph: fx.Graph, node: Any, order: list[int]) -> fx.Node:
-    permuted = graph.call_function(aten.permute.default, (node, order))
-    layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
-    return graph.call_function(aten.clone.default, (permuted,), layout)
+    return graph.call_function(aten.permute_copy.default, (node, order))
+
+
+def _sum_to_shape(graph: fx.Graph) -> None:
+    """A sum that keeps the axes it sums over, and loses them in a view, need not keep them."""
+    for node in _calls(graph):
+        source: Any = node.args[0] if node.args else None
+        if (
+            node.target is not aten.view.default
+            or source.target is not aten.sum.dim_IntList
+            or source.args[2:] != (True,)
+            or source.kwargs
+            or len(source.users) != 1
+            or (shape := _shape(source.args[0])) is None
+        ):
+            continue
+        axes = {axis % len(shape) for axis in source.args[1]}
+        if axes and _shape(node) == [n for i, n in enumerate(shape) if i not in axes]:
+            source.args = source.args[:2]
+            source.meta = dict(node.meta)
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def _reuse_memory(graph: fx.Graph) -> None:
@@ -283,28 +303,37 @@ def fused_step(
     return fx.GraphModule(graph, g)
 
 
-def hoisted(graph: fx.GraphModule, steady: Sequence[int]) -> tuple[Run, Run]:
-    """Split a graph into what the `steady` inputs alone decide, and the rest.
+def hoisted(
+    graph: fx.GraphModule, steady: Sequence[int], standing: Sequence[int] = ()
+) -> tuple[Run, Run]:
+    """Split a graph into what need be done but once, and the rest.
+
+    That is all that the `steady` inputs alone decide, and views of `standing` inputs, which are
+    the same memory at every call, with other numbers in it.
 
     Returns
     -------
     before, rest : callables
-        `before(*steady inputs)` gives a list; `rest(*that list, *all inputs)` is the graph.
+        `before(*steady inputs, *standing inputs)` gives a list; `rest(*that list, *all inputs)` is
+        the graph.
     """
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    first = [inputs[i] for i in steady]
-    fixed = set(first)
+    first = [inputs[i] for i in (*steady, *standing)]
+    fixed, shown = {inputs[i] for i in steady}, {inputs[i] for i in standing}
     for node in _calls(graph.graph):
-        if node.target not in _UPDATES and all(n in fixed for n in node.all_input_nodes):
+        if node.target in _UPDATES:
+            continue
+        if all(n in fixed for n in node.all_input_nodes):
             fixed.add(node)
-    # what only shows an input costs nothing and is not worth carrying over
+        elif _is_view(node) and all(n in shown for n in node.all_input_nodes):
+            shown.add(node)
+    early_nodes = fixed | shown
     carried = [
         n
         for n in graph.graph.nodes
-        if n in fixed
+        if n in early_nodes
         and n.op == "call_function"
-        and any(user not in fixed for user in n.users)
-        and _owner(n).op == "call_function"
+        and any(user not in early_nodes for user in n.users)
     ]
     before, after = fx.Graph(), fx.Graph()
     early: dict[fx.Node, fx.Node] = {}
@@ -314,7 +343,7 @@ def hoisted(graph: fx.GraphModule, steady: Sequence[int]) -> tuple[Run, Run]:
     for node in first:
         early[node] = before.placeholder(node.name)
     for node in graph.graph.nodes:
-        if node in fixed and node.op == "call_function":
+        if node in early_nodes and node.op == "call_function":
             early[node] = before.node_copy(node, lambda n: early[n])
         if node not in late:
             late[node] = after.node_copy(node, lambda n: late[n])
@@ -326,6 +355,13 @@ def hoisted(graph: fx.GraphModule, steady: Sequence[int]) -> tuple[Run, Run]:
         made.lint()
     early_graph, late_graph = (quicken(fx.GraphModule(graph, made)) for made in (before, after))
     return early_graph.forward, late_graph.forward
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node is one tensor that shows its input's memory, and writes none."""
+    schema = getattr(node.target, "_schema", None)
+    one = schema is not None and [str(r.type) for r in schema.returns] == ["Tensor"]
+    return one and _shares_memory(node.target, unwritten=True)
 
 
 def _product_kernel(gradient: fx.Node, params: Sequence[fx.Node]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,28 @@ _KEPT = 256
 
 Step = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
 """`(params, batch) -> outputs` (gradient's leaves, then extras), or the extras of a step."""
+
+
+@dataclass(frozen=True)
+class First:
+    """The tensors of a descent's first step, and which of them stay.
+
+    Parameters
+    ----------
+    params, batch, context : lists of tensors
+        Parameters are the same tensors in every step, written in place. So is the context, never
+        written.
+    steady : tuple of int
+        Positions in the batch whose numbers are the same in every step.
+    standing : tuple of int
+        Positions in the batch that are the same tensor in every step, with other numbers in it.
+    """
+
+    params: Sequence[Tensor]
+    batch: Sequence[Tensor]
+    context: Sequence[Tensor] = ()
+    steady: tuple[int, ...] = ()
+    standing: tuple[int, ...] = ()
 
 
 def _apart(outputs: Sequence[Tensor], params: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -45,25 +68,17 @@ class Eager:
         self.flipped: tuple[bool, ...] = (False,) * n_params
         """Parameters that a step may receive and update with their last two axes exchanged."""
 
-    def gradient(self, batch: list[Tensor], context: list[Tensor], steady: tuple[int, ...]) -> Step:
+    def gradient(self, first: First) -> Step:
         """What computes all outputs; none of them shares memory with a parameter.
 
         A step writes the parameters in place, so an output that shows one must be a copy.
-        `batch` is the first one; `steady` are the positions in it that do not change.
         """
+        context = first.context
         return lambda params, batch: _apart(self.function(*params, *batch, *context), params)
 
-    def step(
-        self,
-        batch: list[Tensor],
-        context: list[Tensor],
-        steady: tuple[int, ...],
-        lr: float,
-        *,
-        flipped: bool,
-    ) -> Step:
+    def step(self, first: First, lr: float, *, flipped: bool) -> Step:
         """What takes `params -= lr * gradient` in place, and returns the extras."""
-        gradient = self.gradient(batch, context, steady)
+        gradient = self.gradient(first)
 
         def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
             out = gradient(params, batch)
@@ -85,42 +100,36 @@ class Traced(Eager):
         self.flipped = flippable(graph, n_params)
         self._variants: dict[Any, tuple[Run, Run]] = {}
 
-    def gradient(self, batch: list[Tensor], context: list[Tensor], steady: tuple[int, ...]) -> Step:
+    def gradient(self, first: First) -> Step:
         """See `Eager`."""
-        before, rest = self._variant("gradient", steady, len(batch), len(context))
-        fixed = before(*(batch[i] for i in steady), *context)
-
+        rest, fixed = self._split("gradient", first)
+        context = first.context
         return lambda params, batch: _apart(rest(*fixed, *params, *batch, *context), params)
 
-    def step(
-        self,
-        batch: list[Tensor],
-        context: list[Tensor],
-        steady: tuple[int, ...],
-        lr: float,
-        *,
-        flipped: bool,
-    ) -> Step:
+    def step(self, first: First, lr: float, *, flipped: bool) -> Step:
         """See `Eager`; the step is part of the recorded operations."""
-        before, rest = self._variant(
-            "flipped" if flipped else "step", steady, len(batch), len(context)
-        )
-        fixed = before(*(batch[i] for i in steady), *context)
+        rest, fixed = self._split("flipped" if flipped else "step", first)
+        context = first.context
         return lambda params, batch: rest(*fixed, -lr, *params, *batch, *context)
 
-    def _variant(
-        self, kind: str, steady: tuple[int, ...], batch: int, context: int
-    ) -> tuple[Run, Run]:
-        key = (kind, steady)
+    def _split(self, kind: str, first: First) -> tuple[Run, Sequence[Tensor]]:
+        """What runs at every step, and what was made before for it."""
+        key = (kind, first.steady, first.standing)
+        n, batch = self.n_params, len(first.batch)
         if key not in self._variants:
             graph = self.graph
             if kind != "gradient":
-                flipped = self.flipped if kind == "flipped" else ()
-                graph = fused_step(graph, self.n_params, flipped)
-            start = self.n_params + (kind != "gradient")
-            positions = [start + i for i in (*steady, *range(batch, batch + context))]
-            self._variants[key] = hoisted(graph, positions)
-        return self._variants[key]
+                graph = fused_step(graph, n, self.flipped if kind == "flipped" else ())
+            rate = int(kind != "gradient")  # comes before the parameters
+            data = rate + n
+            steady = (*first.steady, *range(batch, batch + len(first.context)))
+            standing = (*range(rate, data), *(data + i for i in first.standing))
+            self._variants[key] = hoisted(graph, [data + i for i in steady], standing)
+        before, rest = self._variants[key]
+        steady_tensors = (first.batch[i] for i in first.steady)
+        standing_tensors = (first.batch[i] for i in first.standing)
+        fixed = before(*steady_tensors, *first.context, *first.params, *standing_tensors)
+        return rest, fixed
 
 
 _cache: OrderedDict[Any, Eager] = OrderedDict()

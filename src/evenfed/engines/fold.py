@@ -46,6 +46,10 @@ _BLOCK = 1 << 16
 """Numbers of the sums that stay in the cache while all uploads of a chunk are added to them."""
 
 
+_SMALL = 1 << 13
+"""Numbers of a leaf below which calls cost more than copying it beside others."""
+
+
 def check_weights(weights: Weights, clients: int) -> None:
     """Refuse weights that are not those of an exchange with `clients` clients."""
     for weighting in weights.values() if isinstance(weights, Mapping) else (weights,):
@@ -118,7 +122,10 @@ class _Sum:
         self.weight = 0.0
         self.peak = -math.inf
         """Largest exponent so far; sums are relative to its exponential."""
+        self.packs: list[list[int]] = []
+        """Leaves that are added together: small ones side by side, large ones alone."""
         self.totals: list[Tensor] = []
+        """Flat, one a pack."""
         self.like: Tree = None
 
     def add(self, chunk: Chunk, uploads: Tree, part: Tree, rows: list[int]) -> None:
@@ -126,18 +133,25 @@ class _Sum:
         leaves, _ = trees.flatten(part)
         if self.like is None:
             self.like = trees.map(lambda t: t[0], part)
+            self.packs = _packs(leaves)
             self.totals = [
-                torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device) for t in leaves
+                torch.zeros(
+                    sum(leaves[i][0].numel() for i in pack),
+                    dtype=torch.float64,
+                    device=leaves[pack[0]].device,
+                )
+                for pack in self.packs
             ]
         steps = []
         for i in rows:
             shrink, factor = (1.0, 1.0) if exponents is None else self._tilt(exponents[i])
             steps.append((i, shrink, weights[i] * factor))
             self.weight = self.weight * shrink + steps[-1][2]
-        for total, leaf in zip(self.totals, leaves, strict=True):
-            flat, table = total.view(-1), leaf.reshape(len(leaf), total.numel())
-            for start in range(0, flat.numel(), _BLOCK):
-                piece = flat[start : start + _BLOCK]
+        for total, pack in zip(self.totals, self.packs, strict=True):
+            parts = [leaves[i].reshape(len(leaves[i]), -1) for i in pack]
+            table = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            for start in range(0, total.numel(), _BLOCK):
+                piece = total[start : start + _BLOCK]
                 columns = table[:, start : start + _BLOCK].unbind(0)
                 wide = torch.empty_like(piece)
                 for i, shrink, weight in steps:
@@ -181,8 +195,19 @@ class _Sum:
                 "they must have a positive, finite sum"
             )
         leaves, structure = trees.flatten(self.like)
-        values = [
-            (total / self.weight).to(like.dtype if like.is_floating_point() else torch.float64)
-            for total, like in zip(self.totals, leaves, strict=True)
-        ]
+        values = list(leaves)
+        for total, pack in zip(self.totals, self.packs, strict=True):
+            parts = (total / self.weight).split([leaves[i].numel() for i in pack])
+            for i, part in zip(pack, parts, strict=True):
+                dtype = leaves[i].dtype if leaves[i].is_floating_point() else torch.float64
+                values[i] = part.view(leaves[i].shape).to(dtype, copy=len(pack) > 1)
         return trees.unflatten(values, structure)
+
+
+def _packs(leaves: list[Tensor]) -> list[list[int]]:
+    """Indices of leaves `(c, ...)` that may stand side by side in one table."""
+    packs: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        small = leaf[0].numel() < _SMALL
+        packs.setdefault((leaf.dtype, leaf.device) if small else i, []).append(i)
+    return list(packs.values())
