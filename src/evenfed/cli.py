@@ -89,6 +89,13 @@ def run(
     engine: Engine = None,
     device: Device = None,
     model: Model = None,
+    reference: Annotated[
+        bool | None,
+        typer.Option(
+            "--reference/--no-reference",
+            help="Train Local afterwards, a row for comparison; by default if it costs little.",
+        ),
+    ] = None,
     settings: Set = None,
     out: Out = None,
     as_json: Json = False,
@@ -112,7 +119,7 @@ def run(
     given = {
         "method.name": method, "data.name": dataset, "data.clients": clients,
         "data.partition": partition, "rounds": rounds, "seed": seed, "engine.engine": engine,
-        "engine.device": device, "model.name": model,
+        "engine.device": device, "model.name": model, "local_reference": reference,
     }  # fmt: skip
     flags = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     table = with_settings(table, [*flags, *(settings or [])])

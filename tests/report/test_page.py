@@ -78,7 +78,9 @@ def test_the_page_of_a_run_shows_what_was_measured(run: Path) -> None:
     text, _ = checked(write_page(run))
     measured = ef.resume(run).measured()
     for name in ("accuracy", "client_accuracy_min", "equalized_odds_difference"):
-        assert f"<td>{measured['metrics'][name]:.3f}</td>" in text
+        low, high = measured["intervals"][name]
+        said = f"{measured['metrics'][name]:.3f}\n({low:.3f} to {high:.3f})"
+        assert f'<td class="span">{said}</td>' in text
     assert "q-FFL (q-FedAvg) on loans" in text
     worst = pd.read_parquet(run / CLIENTS)["accuracy"].idxmin()
     assert f"<td>{worst}</td>" in text
@@ -293,8 +295,9 @@ def test_a_predicted_number_stands_beside_the_mean_with_intervals_by_group(tmp_p
     text = " ".join(_section(record, "good").sentences)
     assert f"always giving the mean has {found['constant_mean_squared_error']:.3f}" in text
     (table,) = _section(record, "good").grids
-    row = next(row for row in table.rows if row[0] == "R² ↑")
-    assert row[1:] == [f"{found['r2']:.3f}", "", "0.000"]
+    column = list(table.head).index("R² ↑")
+    assert [row[0] for row in table.rows] == ["fedavg", "constant predictor (reference)"]
+    assert [row[column] for row in table.rows] == [f"{found['r2']:.3f}", "0.000"]
     groups = _section(record, "groups")
     module = result.model()
     losses = []
@@ -327,7 +330,7 @@ def test_commands_are_quoted_and_say_where_they_are_given(
     assert commands["This page again"] == "evenfed report 'my runs/a'"
     assert "in the folder that holds my runs" in settings.sentences[0]
     text = render(page_of(Record.read(out)))
-    assert "<code>evenfed study</code> puts it beside" in text
+    assert "local (reference)" in text
 
 
 @pytest.mark.parametrize(("every", "said"), [(5, "= 5` and 2 rounds"), (0, "= 0` and")])
@@ -419,12 +422,12 @@ def test_a_run_that_did_not_record_class_names_takes_them_from_its_settings(run:
 def test_the_worst_tail_is_left_out_where_it_is_the_worst_client(run: Path) -> None:
     record = Record.read(run)
     measured = json.loads(json.dumps(record.measured))
-    shown = [row[0] for row in _section(record, "good").grids[0].rows]
+    shown = _section(record, "good").grids[0].head
     assert "worst client ↑" in shown
     assert not any("% of clients" in name for name in shown)
     measured["metrics"]["clients"] = 20.0
     many = replace(record, measured=measured)
-    shown = [row[0] for row in _section(many, "good").grids[0].rows]
+    shown = _section(many, "good").grids[0].head
     assert "worst 10 % of clients ↑" in shown
 
 

@@ -4,13 +4,17 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 import evenfed as ef
+from evenfed.methods.registry import build
 from evenfed.report.charts import Heat, Lines, draw
 from evenfed.report.page import render, run_page
 from evenfed.report.panels import panels_of
 from evenfed.report.sections import Section
+from evenfed.runs.geometry import panel_extent
 from evenfed.runs.record import Record
+from evenfed.runs.runner import Runner, Settings, build_task
 
 
 def record_of(method: str, data: Any, rounds: int = 3, **options: Any) -> Record:
@@ -137,6 +141,7 @@ def test_a_bound_that_is_met_is_said_to_be_met(synthetic: Any) -> None:
 
 def test_signs_of_ser_are_shown_where_they_were_measured(synthetic: Any) -> None:
     result = ef.train("ser", synthetic, rounds=1, engine="vectorized", evaluate_every=0)
+    result.config = result.config.model_copy(update={"geometry": False})
     (text,) = one_panel(result.record()).sentences
     assert "not measured" in text
     result.config = result.config.model_copy(update={"geometry": "auto"})
@@ -145,6 +150,55 @@ def test_signs_of_ser_are_shown_where_they_were_measured(synthetic: Any) -> None
     assert f"entropy of {frame['sign_entropy'].mean():.3f} bits" in section.sentences[0]
     dots = section.figures[0].rows[0].dots  # type: ignore[union-attr,index]
     assert {d.name: d.value for d in dots} == pytest.approx(frame["sign_entropy"].to_dict())
+
+
+def test_signs_of_ser_are_measured_without_being_asked_for(synthetic: Any) -> None:
+    result = ef.train("ser", synthetic, rounds=1, engine="vectorized", evaluate_every=0)
+    section = one_panel(result.record())
+    (grid,) = section.grids
+    extent = panel_extent(result._runner)
+    means = result.geometry(probes=extent.probes, rows=extent.rows, clients=extent.clients).mean()
+    trace = f"{means['hessian_trace']:.3f} ± {means['hessian_trace_error']:.3f}"
+    expected = [f"{means[name]:.3f}" for name in ("sign_entropy", "flip_rate", "top_eigenvalue")]
+    assert [list(row) for row in grid.rows] == [["ser", *expected[:2], trace, expected[2]]]
+    assert "beside a run without the regulariser" in section.sentences[1]
+    assert "with 10 random vectors" in section.notes[0]
+    plain = ef.train("fedavg", synthetic, rounds=1, engine="vectorized", evaluate_every=0)
+    assert "geometry" not in plain.measured()
+
+
+def test_signs_of_ser_stand_beside_those_of_clients_that_train_alone(synthetic: Any) -> None:
+    result = ef.train("ser", synthetic, rounds=2, engine="vectorized", evaluate_every=0)
+    found = result.reference["geometry"]
+    record = result.record()
+    (grid,) = one_panel(record).grids
+    assert [row[0] for row in grid.rows] == ["ser", "local (reference)"]
+    assert grid.rows[1][1] == f"{found['sign_entropy']:.3f}"
+    # Local trained by itself, with the rate and steps of the run and no regulariser
+    alone = ef.train("local", synthetic, rounds=2, engine="vectorized", evaluate_every=0)
+    extent = panel_extent(result._runner)
+    means = alone.geometry(probes=extent.probes, rows=extent.rows, clients=extent.clients).mean()
+    assert found == pytest.approx(means.to_dict(), rel=1e-6)
+    keys = [section.key for section in run_page(record).parts[0].sections]
+    assert "signs" in keys
+    assert "geometry" not in keys  # once is enough
+
+
+def test_large_models_are_measured_at_fewer_clients_and_examples() -> None:
+    data = ef.load("digits", clients=10, seed=0)
+    sizes = []
+    for hidden in ("8", "2048"):
+        model = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, int(hidden)), torch.nn.Linear(int(hidden), 10)
+        )
+        runner = Runner(build("ser"), data, build_task(data, model), Settings(rounds=1))
+        sizes.append(panel_extent(runner))
+    assert (sizes[0].clients, sizes[0].rows) == (8, 128)
+    assert sizes[1].clients * sizes[1].rows < 200
+    assert sizes[1].clients >= 2
+    longer = Runner(build("ser"), data, build_task(data, model), Settings(rounds=1000))
+    # what training takes decides: a tenth of 3 * 1000 * 10 * 100 gradients is 4,300 examples
+    assert (panel_extent(longer).clients, panel_extent(longer).rows) == (8, 128)
 
 
 def test_other_methods_have_no_panel_and_the_page_holds_those_that_there_are(

@@ -129,7 +129,8 @@ def png(svg: str) -> bytes:
 def as_csv(grid: Grid) -> str:
     """The table as CSV, without marks."""
     text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows([grid.head, *grid.rows])
+    rows = [[cell.replace("\n", " ") for cell in row] for row in (grid.head, *grid.rows)]
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

@@ -6,7 +6,7 @@ where there is nothing to show. What it needs of a method:
 | panel | lines of the history | `diagnostics` of the result |
 |---|---|---|
 | weights | `weights` by client or `weights_quartiles`, `effective_clients`, `fair_angle` | |
-| signs | | `geometry`, `geometry_by_client` (the run's option `geometry`) |
+| signs | | `geometry`, `geometry_by_client`, and `geometry` of the reference |
 | clusters | `cluster_shares`, `effective_clusters`, `validation_loss_by_m` | `memberships` |
 | bounds | `multipliers`, `group_losses` | `cells`, `bounds`; and the certificate |
 """
@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evenfed.report.charts import Dot, DotRow, Dots, Figure, Heat, Line, Lines
+from evenfed.report.charts import Figure, Heat, Line, Lines
 from evenfed.report.sections import Grid, Section
+from evenfed.report.signs import signs
 from evenfed.report.words import count, number, percent
 from evenfed.runs.record import Record
 
@@ -151,53 +152,6 @@ def _angle_figures(record: Record, said: list[str]) -> list[Figure]:
         return []
     text = f"The fairness angle goes {_ends(degrees, 1)} degrees."
     return [Lines("angle", "Fairness angle by round", text, "round", "degrees", [angle])]
-
-
-# SER
-
-_GEOMETRY = {
-    "sign_entropy": ("Sign entropy along ten steps", "sign entropy, bits"),
-    "hessian_trace": ("Curvature: trace of the Hessian", "trace"),
-    "top_eigenvalue": ("Curvature: largest eigenvalue of the Hessian", "eigenvalue"),
-}
-
-
-def signs(record: Record) -> Section | None:
-    """How often signs of gradients change, and how curved the loss is, where SER was used."""
-    options = record.config.method.completed().options
-    local = options.get("local") or {}
-    if record.config.method.name != "ser" and local.get("regularizer") != "ser":
-        return None
-    if record.measured is None:
-        return None
-    title = "Did gradients keep their signs?"
-    means = record.measured.get("geometry")
-    if not means:
-        text = "Sign entropy and curvature were not measured: `--set geometry=true` does so."
-        return Section("signs", title, [text])
-    said = [
-        f"At the clients' models the signs of the gradient have an entropy of "
-        f"{number(means['sign_entropy'])} bits along ten steps (0: no sign changes; 1: signs are "
-        f"as good as random). The trace of the Hessian is {number(means['hessian_trace'], 1)}, its "
-        f"largest eigenvalue {number(means['top_eigenvalue'], 2)}.",
-        "Whether that is low can be told only beside a run without the regulariser.",
-    ]
-    by_client = record.measured.get("geometry_by_client") or {}
-    figures = [
-        Dots(
-            name, f"{heading}, one dot a client",
-            f"Mean {number(means[name])} over {count(len(by_client), 'client')}.", axis,
-            [DotRow(record.method, [
-                Dot(values[name], client)
-                for client, values in by_client.items() if values[name] is not None
-            ])],
-        )
-        for name, (heading, axis) in _GEOMETRY.items()
-        if any(values[name] is not None for values in by_client.values())
-    ]  # fmt: skip
-    notes = ["Measured after training on each client's training data, by exchanges that the "
-             "method itself does not make."]  # fmt: skip
-    return Section("signs", title, said, figures, notes=notes)
 
 
 # FOCUS

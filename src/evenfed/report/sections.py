@@ -38,8 +38,8 @@ class Grid:
     key : str
         Name of its file when it is saved.
     marks : list of list of str
-        A class for every cell: `best`, `second`, `muted` (too few examples) or none; that of a
-        row's first cell counts for the row (`reference`).
+        A class for every cell: `best`, `second`, `muted` (too few examples), `span` (an interval
+        in a second line) or none; that of a row's first cell counts for the row (`reference`).
     folded : str
         Where given, the table is hidden behind these words.
     """

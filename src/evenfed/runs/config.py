@@ -108,10 +108,11 @@ class CommonConfig(_Strict):
     evaluate_clients: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=5, ge=1)
     tail: float = Field(default=0.1, gt=0, le=1)
-    geometry: bool | Literal["auto"] = False
+    geometry: bool | Literal["auto", "panel"] = "panel"
     """Whether loss geometry is measured at the end, which takes products with Hessians.
 
-    "auto": where every client uses one model; true refuses methods with several.
+    "panel": of SER alone, at a few clients; "auto": where every client uses one model; true
+    refuses methods with several.
     """
     excess: bool = False
     """Whether excess risks (FAA) are measured at the end, which trains a model a true cluster."""
@@ -146,6 +147,8 @@ class RunConfig(CommonConfig):
     method: MethodConfig = Field(default_factory=MethodConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     seed: int = Field(default=0, ge=0)
+    local_reference: bool | Literal["auto"] = "auto"
+    """Whether Local is trained after the run, as a reference; "auto": unless it costs far more."""
 
     def built_method(self) -> Method:
         """The method with its hyperparameters."""

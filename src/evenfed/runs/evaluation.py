@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -220,6 +221,14 @@ def _merged(counts: Counts) -> Counts:
     """Numbers of examples and sums of losses by group, whatever the label."""
     size, loss = counts.cells.sum(-1)[..., None, None], counts.loss.sum(-1, keepdim=True)
     return Counts(size, loss, torch.nn.functional.pad(counts.moments[..., :0], (0, 6)))
+
+
+def clean(values: dict[Any, Any]) -> dict[str, float | None]:
+    """Plain floats for a file; what is undefined becomes null."""
+    return {
+        str(k): float(v) if isinstance(v, int | float | np.number) and math.isfinite(v) else None
+        for k, v in values.items()
+    }
 
 
 def assembled(

@@ -71,7 +71,7 @@ class StudyData(DataConfig):
     method: dict[str, Any] = Field(default_factory=dict)
     rounds: int | None = Field(default=None, ge=1)
     model: ModelConfig | None = None
-    geometry: bool | Literal["auto"] | None = None
+    geometry: bool | Literal["auto", "panel"] | None = None
     excess: bool | None = None
     methods: list[str] | None = Field(default=None, min_length=1)
 
@@ -166,6 +166,7 @@ class StudyConfig(CommonConfig):
                     method=MethodConfig(**method_entry({**method.model_dump(), **data.method})),
                     data=data.data,
                     seed=seed,
+                    local_reference=False,  # it is a row of the study
                 ),
             )
             for label, data in zip(self.dataset_labels(), self.datasets, strict=True)

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from evenfed.core import tree as trees
 from evenfed.core.counts import Counts
 from evenfed.core.errors import ConfigError, QuorumError, counted
 from evenfed.core.examples import Examples
-from evenfed.core.local import LocalTraining
-from evenfed.core.noise import draw_salts
-from evenfed.core.randomness import generator
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.data.dataset import FederatedDataset, Split
-from evenfed.engines.federation import NOTED_CLIENTS
 from evenfed.methods.base import Certificate, Method
 from evenfed.metrics.bootstrap import Interval
 from evenfed.metrics.excess import FAA
-from evenfed.metrics.geometry import geometry
 from evenfed.runs import reporting
 from evenfed.runs.config import RunConfig
-from evenfed.runs.evaluation import Evaluation
+from evenfed.runs.evaluation import Evaluation, clean
 from evenfed.runs.excess import Clusters, excess_of
+from evenfed.runs.folder import RunFolder
 from evenfed.runs.fronts import WithFronts, index_of, preferred
+from evenfed.runs.geometry import (
+    Extent,
+    Wanted,
+    extent_of,
+    geometry_of,
+    geometry_result,
+    rate_of,
+)
 from evenfed.runs.record import Record
+from evenfed.runs.reference import reference_of
 from evenfed.runs.runner import Runner
 
 
@@ -54,6 +56,7 @@ class Result(WithFronts):
     def __init__(self, runner: Runner, config: RunConfig, folder: Path | None = None) -> None:
         super().__init__(runner)
         self._evaluations: dict[str, Evaluation] = {}
+        self._geometries: dict[Wanted, dict[str, Any]] = {}
         self.config = config
         self.folder = folder
 
@@ -117,8 +120,14 @@ class Result(WithFronts):
         """All that the report of this run shows."""
         return Record.of(self)
 
-    def report(self, path: Path | str) -> Path:
-        """Write the report as one HTML file, and return its path."""
+    def report(self, path: Path | str, *, reference: bool = True) -> Path:
+        """Write the report as one HTML file, and return its path.
+
+        With `reference`, and unless the config says `local_reference = false`, it has a row of
+        what clients reach alone (`Result.reference`), for which they are trained if they were not.
+        """
+        if reference and self.config.local_reference:
+            _ = self.reference
         return reporting.write(self.record(), path)
 
     @property
@@ -196,6 +205,7 @@ class Result(WithFronts):
         path: int = 10,
         lanczos: int = 20,
         rows: int = 1024,
+        clients: int = 0,
     ) -> pd.DataFrame:
         """Loss geometry at the model that each client uses, on its own examples; a row a client.
 
@@ -210,6 +220,8 @@ class Result(WithFronts):
             Products with the Hessian for its eigenvalue of largest magnitude.
         rows : int
             Examples a client at most, the first ones.
+        clients : int
+            Clients at most, drawn by the seed; 0: all that evaluations ask.
 
         Examples
         --------
@@ -217,24 +229,9 @@ class Result(WithFronts):
         >>> ef.train("fedavg", "synthetic", rounds=1).geometry(probes=2, rows=64).columns[0]
         'sign_entropy'
         """
-        if rate is None:
-            local = getattr(self.method, "local", None)
-            rate = local.lr if isinstance(local, LocalTraining) else 0.1
-        federation = self._runner.federation
-        clients = self._runner.evaluated_clients()
-        sizes = self.data.sizes(split)
-        asked = clients if sizes is None else clients[sizes[clients] > 0]
-        # one set of random vectors for all clients and methods: they are then compared in pairs
-        salts = draw_salts(generator(self.config.seed, "geometry"), 1 + probes)
-        replies = federation.map(
-            _Geometry(self.method, rate, path, lanczos, rows),
-            {"deployed": self.method.deployed(self.server), "salts": salts},
-            clients=asked, split=split, finite=False, counted=False,
-        )  # fmt: skip
-        federation.states.rollback()
-        names = [self.data.client(int(i)).name for i in replies.clients]
-        columns = {k: v.double().cpu().numpy() for k, v in replies.uploads.items()}
-        return pd.DataFrame(columns, index=pd.Index(names, name="client")).sort_index()
+        chosen = rate_of(self.method) if rate is None else rate
+        extent = Extent(probes, path, lanczos, rows, clients)
+        return geometry_of(self._runner, self.config.seed, extent, rate=chosen, split=split)
 
     @cached_property
     def certificate(self) -> Certificate | None:
@@ -253,24 +250,30 @@ class Result(WithFronts):
             federation.states.rollback()
 
     def _geometry_means(self) -> dict[str, Any]:
-        """Means over clients, and each client's where they are few, if the config asks for them."""
-        if not self.config.geometry or not self._has_one_model():
-            return {}
-        found = self.geometry()
-        means = {"geometry": _clean(found.mean().to_dict())}
-        if len(self.data) > NOTED_CLIENTS:
-            return means
-        by_client = {str(k): _clean(v) for k, v in found.to_dict(orient="index").items()}
-        return {**means, "geometry_by_client": by_client}
+        """What the config asks for of the loss geometry; measured once."""
+        wanted = self.config.geometry
+        if wanted not in self._geometries:
+            extent = extent_of(self._runner, wanted)
+            self._geometries[wanted] = (
+                {}
+                if extent is None
+                else geometry_result(self._runner, self.config.seed, extent, rate_of(self.method))
+            )
+        return self._geometries[wanted]
 
-    def _has_one_model(self) -> bool:
-        """Whether clients use one model each, so that there is a point of the loss surface."""
-        deployed = self.method.deployed(self.server)
-        try:
-            self.method.parameters(deployed, self._runner.state_like())
-        except ConfigError:
-            return False
-        return True
+    @cached_property
+    def reference(self) -> dict[str, Any]:
+        """What clients reach alone: `Local` on the same data with the same local training.
+
+        Trained when first asked for, which takes about as long as FedAvg over all clients; read
+        where the run's folder holds it. `metrics` and `intervals` are those of test data; where it
+        is not trained, `absent` says why. See `runs.reference`.
+        """
+        folder = None if self.folder is None else RunFolder(self.folder)
+        if folder is not None and folder.finished and "reference" in (kept := folder.result()):
+            return dict(kept["reference"])
+        wanted = self.config.local_reference or "auto"
+        return reference_of(self._runner, wanted, self.config.geometry)
 
     def using(self, **options: Any) -> Result:
         """The same trained run, with other options of its method from here on.
@@ -293,12 +296,13 @@ class Result(WithFronts):
             "rounds": self.config.rounds,
             "engine": self.engine,
             "task": self._task(),
-            "metrics": _clean(self.summary().to_dict()),
+            "metrics": clean(self.summary().to_dict()),
             "intervals": {k: [v.low, v.high] for k, v in self.intervals().items()},
-            "groups": {str(k): _clean(v) for k, v in self.groups.to_dict(orient="index").items()},
+            "groups": {str(k): clean(v) for k, v in self.groups.to_dict(orient="index").items()},
             **self._geometry_means(),
             **self._excess(),
-            **({"front": _clean(self.front_summary().to_dict())} if self.has_fronts else {}),
+            **({"reference": self.__dict__["reference"]} if "reference" in self.__dict__ else {}),
+            **({"front": clean(self.front_summary().to_dict())} if self.has_fronts else {}),
             "cost": {
                 "seconds": float(history["seconds"].sum()),
                 "bytes_down": int(history["bytes_down"].sum()) + after.down,
@@ -341,28 +345,6 @@ class Result(WithFronts):
 
 
 @dataclass(frozen=True)
-class _Geometry:
-    """Client function: the measures of `metrics.geometry`."""
-
-    method: Method
-    rate: float
-    path: int
-    lanczos: int
-    rows: int
-
-    def __call__(
-        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
-    ) -> tuple[dict[str, Tree], Tree]:
-        some = trees.map(lambda t: t[: self.rows], data)
-        params = self.method.parameters(broadcast["deployed"], state)
-        measured = geometry(
-            self.method.task.mean_loss, params, some, broadcast["salts"],
-            rate=self.rate, path=self.path, lanczos=self.lanczos,
-        )  # fmt: skip
-        return dict(measured), state
-
-
-@dataclass(frozen=True)
 class Adapted:
     """A trained method at a new client."""
 
@@ -387,14 +369,6 @@ class Adapted:
     def counts(self, data: Examples) -> Counts:
         """Counts and loss sums on the client's examples."""
         return self.method.task.count(self.outputs(data.x), data)
-
-
-def _clean(values: dict[Any, Any]) -> dict[str, float | None]:
-    """Plain floats; what is undefined becomes null."""
-    return {
-        str(k): float(v) if isinstance(v, int | float | np.number) and math.isfinite(v) else None
-        for k, v in values.items()
-    }
 
 
 def _dropped(history: list[dict[str, Any]]) -> dict[str, int]:

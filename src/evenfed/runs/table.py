@@ -45,6 +45,8 @@ HEADINGS = {
     "loss_group_max": "largest group loss",
 }
 REFERENCE = "constant predictor (reference)"
+LOCAL = "local (reference)"
+"""Of a single run: what its clients reach alone."""
 _SPREAD = (
     "std", "variance", "gap", "difference", "to_overall", "coefficient_of_variation", "angle",
     "kl_to_uniform", "gini",
@@ -214,11 +216,12 @@ def section(
         rows.append(Row(run.label, cells, len(run.metrics), _note(run), run.reference))
     rows.sort(key=lambda row: row.reference)
     tail = next((m["tail"] for run in runs for m in run.metrics.values() if m.get("tail")), None)
-    headings = {m: _heading(m, tail) for m in metrics}
+    headings = {m: heading(m, tail) for m in metrics}
     return Section(dataset, headings, [*rows, *_reference(runs, metrics, level)])
 
 
-def _heading(metric: str, tail: float | None) -> str:
+def heading(metric: str, tail: float | None) -> str:
+    """What a column is called, with an arrow where one direction is better."""
     text = HEADINGS.get(metric, metric).format(tail=f"{100 * (tail or 0.1):g}")
     return text + {True: " ↑", False: " ↓", None: ""}[higher_is_better(metric)]
 
@@ -387,10 +390,14 @@ def run_text(measured: Mapping[str, Any]) -> str:
         low, high = measured["intervals"].get(name, (None, None))
         span = "" if low is None or high is None else f"  95 % interval {low:.3f} to {high:.3f}"
         shown = "undefined" if value is None else f"{value:.3f}"
-        lines.append(f"  {_heading(name, metrics.get('tail')):<28} {shown}{span}")
+        lines.append(f"  {heading(name, metrics.get('tail')):<28} {shown}{span}")
     for name, value in list(constant(metrics).items())[:1]:
         said = f"{HEADINGS[name]}, for reference"
         lines.append(f"  {'constant predictor':<28} {value:.3f}  {said}")
+    name = "loss" if task["kind"] == "regression" else "accuracy"
+    alone = measured.get("reference", {}).get("metrics", {}).get(name)
+    if alone is not None:
+        lines.append(f"  {'clients alone (Local)':<28} {alone:.3f}  {name}, for reference")
     if certificate := measured.get("certificate"):
         lines += ["certificate", *(f"  {sentence}" for sentence in certificate["sentences"])]
     return "\n".join(lines)

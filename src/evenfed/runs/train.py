@@ -194,6 +194,8 @@ def _finish(runner: Runner, config: RunConfig, folder: RunFolder | None) -> Resu
     runner.run()
     result = Result(runner, config, None if folder is None else folder.path)
     if folder is not None and not folder.finished:
+        if config.local_reference:
+            _ = result.reference  # from here on it is part of what was measured
         if problem := save_model(result, folder.path):
             runner.observer.say(f"warning: {problem}")
         folder.save_result(result.measured(), result.clients, result.cells, result.front_record())

@@ -61,6 +61,12 @@ class Chapter:
         return measured
 
     @property
+    def alone(self) -> Mapping[str, Any] | None:
+        """What one run measured of its reference Local; None where that was not trained."""
+        found = self.first.get("reference") if self.single else None
+        return found if found and "metrics" in found else None
+
+    @property
     def regression(self) -> bool:
         """Whether labels are numbers."""
         return bool(self.first["task"]["kind"] == "regression")

@@ -13,6 +13,7 @@ from evenfed.report.charts import BarRow, Bars, Dot, DotRow, Dots, Figure
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import FEW, FEW_NOTE, between, count, listed, number, percent
 from evenfed.runs.record import Record
+from evenfed.runs.table import LOCAL
 
 NAMED = 5
 """Worst clients that are named."""
@@ -78,6 +79,8 @@ def _distribution(chapter: Chapter, value: str) -> Dots | None:
             rows.append(DotRow(chapter.label(method), dots, remark, color))
     if not rows:
         return None
+    if alone := _alone(chapter):
+        rows.append(_row_alone(chapter, alone))
     constant = chapter.first["metrics"].get("constant_accuracy") if chapter.single else None
     seeds = " and seed" if several else ""
     return Dots(
@@ -89,6 +92,35 @@ def _distribution(chapter: Chapter, value: str) -> Dots | None:
     )  # fmt: skip
 
 
+def _alone(chapter: Chapter) -> dict[str, float]:
+    """What clients reach alone, by name, where the run's reference kept it."""
+    found = {} if chapter.alone is None else chapter.alone.get("clients", {})
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _row_alone(chapter: Chapter, alone: dict[str, float]) -> DotRow:
+    frame = chapter.done[0].clients
+    sizes = {} if frame is None else frame["examples"].to_dict()
+    dots = [Dot(value, name, sizes.get(name, 0) < FEW) for name, value in alone.items()]
+    worst = (max if chapter.regression else min)(alone.values())
+    mean = sum(alone.values()) / len(alone)
+    return DotRow(LOCAL, dots, f"worst {number(worst)}, mean {number(mean)}", 6)
+
+
+def _better_off(chapter: Chapter, frame: pd.DataFrame, value: str) -> list[str]:
+    """How many clients fare better or worse than alone."""
+    alone = _alone(chapter)
+    gains = [float(frame[value][name]) - alone[name] for name in frame.index if name in alone]
+    if not gains:
+        return []
+    signs = [-gain if value == "loss" else gain for gain in gains]
+    better, worse = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
+    return [
+        f"Beside training alone (Local), {count(better, 'client')} of {len(gains)} "
+        f"{'is' if better == 1 else 'are'} better off on their test examples, {worse} worse."
+    ]
+
+
 def _said(chapter: Chapter, value: str) -> list[str]:
     if not chapter.single:
         return _compared(chapter, value)
@@ -98,10 +130,11 @@ def _said(chapter: Chapter, value: str) -> list[str]:
         return ["There is one client with test data, so nothing to compare."]
     worst, best = frame.iloc[0], frame.iloc[-1]
     if value == "loss":
-        return [
+        largest = (
             f"The largest mean loss has client {frame.index[0]}, {number(worst['loss'])}; the "
             f"lowest {frame.index[-1]}, {number(best['loss'])}."
-        ]
+        )
+        return [largest, *_better_off(chapter, frame, value)]
     n = float(worst["examples"])
     span = wilson(float(worst["accuracy"]) * n, n)
     said = [
@@ -114,7 +147,7 @@ def _said(chapter: Chapter, value: str) -> list[str]:
     spread = record.measured["metrics"]["client_accuracy_std"] if record.measured else None
     if spread is not None:
         said.append(f"The standard deviation over {count(len(frame), 'client')} is {spread:.3f}.")
-    return said
+    return [*said, *_better_off(chapter, frame, value)]
 
 
 def _compared(chapter: Chapter, value: str) -> list[str]:
@@ -201,8 +234,9 @@ def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
     excess = _over_best(chapter) if true is None else true
     if excess is None:
         return None, (
-            "Excess risk needs a reference for every client; this run has none. `evenfed study` "
-            "with several methods gives one, or `excess = true` where true clusters are known."
+            "Excess risk is over the lowest loss of several methods, or over a model of the true "
+            "cluster, and this run has neither: `evenfed study` with several methods gives one, "
+            "`excess = true` the other where true clusters are known."
         )
     names = [str(name) for name in excess.index[:_BARS]]
     rows = []

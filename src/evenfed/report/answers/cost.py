@@ -5,10 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from evenfed.core.errors import EvenfedError
+from evenfed.methods.base import EVALUATION
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import BarRow, Bars
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import count, listed, seconds, size
+from evenfed.runs.table import LOCAL
 
 
 def cost(chapter: Chapter) -> Section:
@@ -49,6 +51,8 @@ def cost(chapter: Chapter) -> Section:
         figures = [Bars("cost", "Cost of a run", text, "", list(bars), panels, shared=False)]
     notes = ["Traffic is counted as exchanged tensors; evaluation is not counted. Time is of this "
              "machine, evaluation included."]  # fmt: skip
+    if chapter.alone is not None:
+        notes.append("Training Local for reference is no part of it.")
     return Section("cost", "What did it cost?", said, figures, [grid], notes)
 
 
@@ -71,6 +75,9 @@ def ledger(chapter: Chapter) -> Section:
         rows += [[method, r.meaning, r.size, "yes" if r.summed else "no"] for r in reveals]
         if not all(r.summed for r in reveals):
             alone.append(method)
+    for text in [] if chapter.alone is None else chapter.alone["ledger"]:
+        # Local sends nothing but counts when it is evaluated
+        rows.append([LOCAL, text, EVALUATION.size, "yes" if EVALUATION.summed else "no"])
     rows = [["all (before training)", text, "", ""] for text in before] + rows
     sends = [m for m in chapter.methods if any(r[0] == m and r[2] == "rows" for r in rows)]
     if sends:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import between, listed, number, percent
-from evenfed.runs.table import HEADINGS, Row, constant, default_metrics, higher_is_better
+from evenfed.runs.table import (
+    LOCAL,
+    REFERENCE,
+    Row,
+    constant,
+    default_metrics,
+    heading,
+    higher_is_better,
+)
 from evenfed.runs.table import Section as Table
 
 
@@ -17,10 +25,20 @@ def good(chapter: Chapter) -> Section:
     """Summary metrics: of one run by metric, of a study by method."""
     which = _which(chapter)
     if chapter.table is None:
-        grids = [_metrics(chapter.first)]
+        grids = [_metrics(chapter)]
         return Section("good", "Is it good?", [*_said(chapter), *which], grids=grids)
-    grid, notes = _comparison(chapter.table), [chapter.legend, *which]
+    grid, notes = _comparison(chapter.table), [chapter.legend, *which, *_without_local(chapter)]
     return Section("good", "Is it good?", _compared(chapter), grids=[grid], notes=notes)
+
+
+def _without_local(chapter: Chapter) -> list[str]:
+    """How a study gets the row of what clients reach alone, where it has none."""
+    if any(record.config.method.name == "local" for record in chapter.records):
+        return []
+    return [
+        "What clients reach alone (Local) is not in this study: name `local` among its methods, or "
+        "among its `references`."
+    ]
 
 
 def _which(chapter: Chapter) -> list[str]:
@@ -42,7 +60,7 @@ def _said(chapter: Chapter) -> list[str]:
     run = chapter.first
     metrics = run["metrics"]
     if chapter.regression:
-        return _said_of_numbers(run)
+        return [*_said_of_numbers(run), *_said_of_local(chapter)]
     span = run["intervals"].get("accuracy")
     always = metrics["constant_accuracy"]
     said = [
@@ -51,7 +69,29 @@ def _said(chapter: Chapter) -> list[str]:
     ]
     if span is not None and span[0] is not None and span[0] <= always <= span[1]:
         said.append("These test examples do not show that it is better than that.")
-    return said
+    return [*said, *_said_of_local(chapter)]
+
+
+def _said_of_local(chapter: Chapter) -> list[str]:
+    """What clients reach alone, and whether test examples tell the run from it."""
+    if chapter.alone is None:
+        return []
+    name = "loss" if chapter.regression else "accuracy"
+    value = chapter.alone["metrics"][name]
+    if value is None:
+        return []
+    if chapter.regression:
+        said = f"Clients that train alone (Local) have a mean loss of {number(value)}."
+    else:
+        span = between(chapter.alone["intervals"].get(name))
+        said = f"Clients that train alone (Local) are right in {percent(value)}{span}."
+    low, high = chapter.first["intervals"].get(name, (None, None))
+    if low is None or high is None:
+        return [said]
+    if low <= value <= high:
+        return [said, "That is inside the interval of the run: they are not clearly different."]
+    better = value < low if chapter.regression else value > high
+    return [said, "Alone they fare better than in this run."] if better else [said]
 
 
 def _said_of_numbers(run: Mapping[str, Any]) -> list[str]:
@@ -72,29 +112,58 @@ def _said_of_numbers(run: Mapping[str, Any]) -> list[str]:
     return [*said, better if explained > 0 else worse]
 
 
-def _metrics(measured: Mapping[str, Any]) -> Grid:
-    rows, always = [], constant(measured["metrics"])
-    for name in default_metrics(measured):
-        if name not in measured["metrics"]:
-            continue
-        low, high = measured["intervals"].get(name, (None, None))
-        heading = HEADINGS.get(name, name).format(tail=f"{100 * measured['metrics']['tail']:g}")
-        arrow = {True: " ↑", False: " ↓", None: ""}[higher_is_better(name)]
-        span = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-        base = number(always[name]) if name in always else ""
-        rows.append([heading + arrow, number(measured["metrics"][name]), span, base])
-    what = "mean" if measured["task"]["kind"] == "regression" else "most frequent class"
+def _metrics(chapter: Chapter) -> Grid:
+    """The run, what clients reach alone, and the constant predictor: a row each."""
+    measured, alone = chapter.first, chapter.alone
+    metrics, always = measured["metrics"], constant(measured["metrics"])
+    names = [name for name in default_metrics(measured) if name in metrics]
+    heads = [heading(name, metrics["tail"]) for name in names]
+    rows = [[chapter.label(measured["method"]), *_spans(names, metrics, measured["intervals"])]]
+    if alone is not None:
+        rows.append([LOCAL, *_spans(names, alone["metrics"], alone["intervals"])])
+    if always:
+        rows.append([REFERENCE, *(number(always[n]) if n in always else "-" for n in names)])
+    marks = [["reference" if i else "", *["span"] * len(names)] for i in range(len(rows))]
+    what = "mean" if chapter.regression else "most frequent class"
     notes = [
-        "Intervals (95 %) are bootstrapped over the test examples of these clients; they say "
-        "nothing about other seeds. That of a largest difference or of the worst of several leans "
-        "to the bad side. ↑ higher is better, ↓ lower is better.",
+        "Intervals (95 %, in brackets) are bootstrapped over the test examples of these clients; "
+        "they say nothing about other seeds. That of a largest difference or of the worst of "
+        "several leans to the bad side. ↑ higher is better, ↓ lower is better.",
         f"The constant predictor always gives the {what}: a reference, not a method. "
-        "What clients reach alone (Local) was not trained here: `evenfed study` puts it beside.",
+        + _about_local(chapter),
     ]
-    head = ["metric", "value", "95 % interval", "constant predictor (reference)"]
-    if not always:
-        head, rows = head[:3], [row[:3] for row in rows]
-    return Grid("metrics", "Measured on test data", head, rows, notes=notes)
+    return Grid("metrics", "Measured on test data", ["method", *heads], rows, marks, notes)
+
+
+def _spans(
+    names: Sequence[str], metrics: Mapping[str, Any], intervals: Mapping[str, Any]
+) -> list[str]:
+    """Values, each with its interval in a second line."""
+    cells = []
+    for name in names:
+        low, high = intervals.get(name, (None, None))
+        span = "" if low is None or high is None else f"\n({low:.3f} to {high:.3f})"
+        cells.append(number(metrics.get(name)) + span)
+    return cells
+
+
+def _about_local(chapter: Chapter) -> str:
+    """What the reference Local is, or why it is not there."""
+    if chapter.alone is not None:
+        return (
+            "Local, the other one, is what clients reach alone: every client trains in every round "
+            "on its own data, with this run's first weights and local training, but for its "
+            "regulariser. It is not counted in what the run cost."
+        )
+    made = chapter.first.get("reference")
+    if made is not None:
+        return f"What clients reach alone (Local) is not beside it: {made['absent']}."
+    if chapter.done[0].config.local_reference is False:
+        return (
+            "What clients reach alone (Local) was not trained, as `local_reference` is false; a "
+            "study has it as a row of its own."
+        )
+    return "What clients reach alone (Local) was not trained here: `evenfed study` puts it beside."
 
 
 def seconds_best(table: Table, metric: str) -> set[str]:

@@ -6,14 +6,8 @@ import pandas as pd
 
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Grid, Section
-from evenfed.report.words import number
-
-_GEOMETRY = {
-    "sign_entropy": "sign entropy, bits",
-    "flip_rate": "flip rate",
-    "hessian_trace": "Hessian trace",
-    "top_eigenvalue": "top eigenvalue",
-}
+from evenfed.report.signs import GEOMETRY, geometry_row, signs
+from evenfed.runs.table import LOCAL
 
 
 def certificates(chapter: Chapter) -> Section | None:
@@ -32,16 +26,26 @@ def certificates(chapter: Chapter) -> Section | None:
 
 def geometry(chapter: Chapter) -> Section | None:
     """Loss geometry of the runs that measured it, means over clients and seeds."""
+    if chapter.single and signs(chapter.done[0]) is not None:
+        return None  # the method's own panel shows it
     rows = []
     for method, own in chapter.by_method():
         found = [r.measured["geometry"] for r in own if r.measured and "geometry" in r.measured]
         if found:
-            means = pd.DataFrame(found).astype(float).mean()
-            rows.append([chapter.label(method), *(number(means[name]) for name in _GEOMETRY)])
+            means = {str(k): v for k, v in pd.DataFrame(found).astype(float).mean().items()}
+            if len(found) > 1:
+                means.pop("hessian_trace_error")  # that of one run, not of a mean over runs
+            rows.append(geometry_row(chapter.label(method), means))
     if not rows:
         return None
-    head = ["method", *_GEOMETRY.values()]
+    if chapter.alone is not None and "geometry" in chapter.alone:
+        rows.append(geometry_row(LOCAL, chapter.alone["geometry"]))
+    head = ["method", *GEOMETRY.values()]
     caption = "At the model that each client uses, on its training data; mean over clients"
     said = ["A smaller curvature is a flatter minimum; no fairness follows from it alone."]
-    grid = Grid("geometry", caption, head, rows)
+    marks = [
+        [m, *[""] * len(GEOMETRY)] for m in ("reference" if r[0] == LOCAL else "" for r in rows)
+    ]
+    notes = ["Behind ± stands the standard error of the trace's estimate."]
+    grid = Grid("geometry", caption, head, rows, marks, notes if "±" in rows[0][3] else [])
     return Section("geometry", "Loss geometry", said, grids=[grid])

@@ -70,7 +70,7 @@ def check(config: RunConfig) -> Method:
             f"'{method.name}' with these options sends examples, and no row leaves a node of "
             f"engine 'flower': {_instead(method)}"
         )
-    if getattr(config, "geometry", False):
+    if config.geometry in (True, "auto"):
         raise ConfigError(
             "engine 'flower' cannot measure loss geometry, which is no client function of a "
             "method: set geometry = false, or use engine 'sequential' where all data are"
