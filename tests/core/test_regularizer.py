@@ -34,7 +34,9 @@ RATE = torch.tensor(LR, dtype=torch.float64)
 
 
 def local(batch: int = 8, **options: Any) -> LocalTraining:
-    options = {"rho": RHO, "when": "posthoc", "through": False, **options}
+    if options.get("mode") != "gate":
+        options = {"when": "posthoc", **options}
+    options = {"rho": RHO, **options}
     return LocalTraining(lr=LR, batch=batch, regularizer="ser", ser=SignEntropy(**options))
 
 
@@ -64,6 +66,7 @@ def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
 
 
 def correction(batch: Examples, p: Params, length: Tensor, **options: Any) -> Params:
+    """Of one length, along `grad R` with the look-ahead step held fixed unless told otherwise."""
     _, away = regularizer_gradient(gradient_on(batch), p, RATE, **options)
     return trees.scale(away, length / norm(away))  # type: ignore[no-any-return]
 
@@ -79,8 +82,9 @@ def plain_steps(training: LocalTraining) -> tuple[Params, Tensor]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"objective": "entropy"}, {"kappa": 2.0}, {"axis": "coordinates"}, {"through": True}],
-)
+    [{}, {"objective": "entropy"}, {"kappa": 2.0}, {"axis": "coordinates"}, {"through": True},
+     {"axis": "coordinates", "objective": "js"}],
+)  # fmt: skip
 def test_post_hoc_corrects_the_result_of_the_plain_steps_once(options: dict[str, Any]) -> None:
     training = local(**options)
     p, path = plain_steps(training)
@@ -99,7 +103,7 @@ def test_every_so_many_steps_the_gradient_is_corrected(when: str, every: int) ->
     for t, batch in enumerate(batches(training), start=1):
         g = gradient_on(batch)(p)
         if t % every == 0:
-            g = trees.add(g, correction(batch, p, RHO * norm(g)))
+            g = trees.add(g, correction(batch, p, RHO * norm(g), through=True))
         p = ahead(p, g, RATE)
     close(train(training), p)
 
@@ -262,11 +266,36 @@ def test_the_first_batch_is_the_first() -> None:
         ({"interval": 0}, "interval must be at least 1"),
         ({"mode": "gate", "control": "random"}, "no direction that a random one could replace"),
         ({"mode": "gate", "rho": 1.5}, "at most 1"),
+        ({"mode": "gate", "when": "posthoc"}, "local.ser.when does not go with mode='gate'"),
+        ({"mode": "gate", "axis": "coordinates"}, "local.ser.axis does not go with mode='gate'"),
+        ({"mode": "gate", "objective": "js"}, "local.ser.objective does not go"),
+        ({"mode": "gate", "through": False}, "local.ser.through does not go"),
+        ({"mode": "gate", "product": "difference"}, "local.ser.product does not go"),
+        ({"axis": "coordinates", "through": True}, "local.ser.through: axis='coordinates'"),
+        ({"objective": "gini"}, "local.ser.objective is 'gini'; it may be 'js', 'entropy'$"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SignEntropy(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "objective", "through"),
+    [
+        ({}, "js", True),
+        ({"when": "interval"}, "js", True),
+        ({"when": "posthoc"}, "js", False),
+        ({"axis": "coordinates"}, "entropy", False),
+        ({"axis": "coordinates", "objective": "js", "through": False}, "js", False),
+        ({"when": "posthoc", "through": True, "objective": "entropy"}, "entropy", True),
+    ],
+)
+def test_what_is_not_said_follows_from_the_form(
+    options: dict[str, Any], objective: str, through: bool
+) -> None:
+    found = SignEntropy(**options)
+    assert (found.measure, found.derives_through) == (objective, through)
 
 
 def test_the_gate_needs_plain_sgd() -> None:

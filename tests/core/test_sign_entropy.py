@@ -189,6 +189,21 @@ def test_agreeing_signs_gain_nothing_from_growing_with_js_but_with_plain_entropy
     assert (flat(v0) * flat(g) <= 0).all()
 
 
+def test_among_coordinates_it_is_the_entropy_of_the_share_of_positive_signs() -> None:
+    """Of `pi = 0.9, 0.5`: `h2(0.7)`; with "js" less the mean of `h2(0.9)` and `h2(0.5) = 1`."""
+    g = {"w": torch.tensor([4 / 3, 0.0], dtype=torch.float64)}
+    other = {"w": torch.tensor([-1.0, 1.0], dtype=torch.float64)}
+    at = {"w": torch.tensor(1.0, dtype=torch.float64)}
+    p = torch.tensor([0.7, 0.9], dtype=torch.float64)
+    mixed, one = entropy(p)
+    plain = disagreement(g, other, at, at, axis="coordinates")
+    torch.testing.assert_close(plain, mixed)
+    torch.testing.assert_close(disagreement(g, other, at, at, "entropy", "coordinates"), mixed)
+    torch.testing.assert_close(
+        disagreement(g, other, at, at, "js", "coordinates"), mixed - (one + 1) / 2
+    )
+
+
 def test_soft_sign_has_its_values() -> None:
     u, width = torch.tensor([-4.0, 0.0, 3.0]), torch.tensor(3.0)
     # -4 / sqrt(16 + 9), 0, 3 / sqrt(18)

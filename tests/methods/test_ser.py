@@ -154,6 +154,52 @@ def test_a_run_that_kept_no_local_models_says_so() -> None:
         adaptive.using(deploy="local").parameters(client=0)
 
 
+@pytest.mark.proves("ser", "local models where a schedule ends at a rate of 0")
+@pytest.mark.parametrize("schedule", ["cosine", "exponential"])
+def test_a_schedule_that_ends_at_zero_leaves_a_local_round_at_the_base_rate(
+    schedule: Any, few: FederatedDataset, train_rounds: Train
+) -> None:
+    local = replace(LOCAL, schedule=schedule, decay=0.0)
+    runner = train_rounds(SER(local=local), few, "sequential").runner
+    method, data, last = runner.method, few.client(1), runner.server["params"]
+    assert float(method.local.rate(1, 2)) == 0.0
+    drawn = method.draw(generator(0, "personalize/1", 2, few.key(1)), (), len(data.train))
+    rate = torch.tensor(LOCAL.lr, dtype=torch.float64)
+    expected = method.local.run(method.task, last, data.train, drawn, lr=rate)
+    own = runner.federation.states.kept[1]["params"]
+    assert all(torch.equal(own[name], expected[name]) for name in expected)
+    assert not any(torch.equal(own[name], last[name]) for name in last)
+    adapted = method.adapted(method.deployed(runner.server), data.train)["params"]
+    assert not any(torch.equal(adapted[name], last[name]) for name in last)
+
+
+def test_the_term_of_fedprox_is_that_of_fedprox(few: FederatedDataset, train_rounds: Train) -> None:
+    """Without strength, SER with `mu` has FedProx's global model to the bit.
+
+    The local round is FedProx's too: its models stay nearer to the global one than FedAvg's.
+    """
+    prox = train_rounds(SER(mu=5.0, local=regularized(rho=0.0)), few, "sequential").runner
+    plain = train_rounds(FedProx(mu=5.0, local=LOCAL), few, "sequential").runner
+    for name, value in plain.server["params"].items():
+        assert torch.equal(prox.server["params"][name], value)
+    free = SER(local=regularized(rho=0.0)).bound(prox.method.task, prox.method.first)
+    deployed, data = prox.method.deployed(prox.server), few.client(0).train
+    lengths = [
+        sum(
+            float((new - deployed["params"][name]).square().sum())
+            for name, new in method.adapted(deployed, data)["params"].items()
+        )
+        for method in (prox.method, free)
+    ]
+    assert 0 < lengths[0] < 0.9 * lengths[1]
+
+
+def test_the_grid_has_no_strength_and_widths() -> None:
+    assert SER.grid["local.ser.rho"] == (0.0, 0.01, 0.05, 0.1, 0.3, 0.5)
+    assert SER.grid["local.ser.kappa"] == (0.5, 1.0, 2.0)
+    assert not build("ser", {"local.ser.rho": 0.0}).local.regularized  # type: ignore[attr-defined]
+
+
 def test_a_new_client_adapts_by_a_local_round(few: FederatedDataset, train_rounds: Train) -> None:
     runner = train_rounds(SER(local=LOCAL), few, "sequential").runner
     method, data = runner.method, few.client(0)
@@ -220,6 +266,7 @@ def test_options_two_levels_down_survive_the_config(name: str) -> None:
     local = method.local  # type: ignore[attr-defined]
     assert (local.regularizer, local.lr) == ("ser", 0.05)
     assert local.ser == SignEntropy(rho=0.25, when="posthoc")
+    assert not local.ser.derives_through
     table = method_table(method)
     assert build(table.name, table.options) == method
 

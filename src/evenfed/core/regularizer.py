@@ -25,12 +25,14 @@ from evenfed.core.examples import Examples
 from evenfed.core.noise import draw_salts, normal_like
 from evenfed.core.optimizer import Optimizer, inverse_rate
 from evenfed.core.sign_entropy import (
+    Measure,
     ahead,
     entropy,
     norm,
     regularizer_gradient,
     rescaled,
     soft_sign,
+    usual_measure,
     widths,
 )
 from evenfed.core.task import Params
@@ -88,8 +90,9 @@ class SignEntropy:
     when : {"step", "interval", "posthoc"}
         At every step; at every `interval`-th step; or one correction after the plain steps of a
         round, on its first batch (the abstract's wording).
-    objective : {"js", "entropy"}
+    objective : {"js", "entropy"}, optional
         Disagreement of the signs, or their plain entropy, which also rewards large gradients.
+        Default: "js" along the path, "entropy" among coordinates.
     mode : {"lookahead", "gate"}
         "gate" needs no second derivative: it keeps a mean `m` of soft signs over the steps of a
         round and multiplies each coordinate of each step by `1 - rho h2((1 + m) / 2)`.
@@ -101,8 +104,10 @@ class SignEntropy:
         Width of the soft sign.
     product : {"double", "difference"}
         How products with the Hessian are computed.
-    through : bool
-        Whether the derivative of the disagreement goes through the look-ahead step.
+    through : bool, optional
+        Whether the derivative of the disagreement goes through the look-ahead step. Default: it
+        does for "step" and "interval"; "posthoc" holds that step fixed, as reconstructed. Among
+        coordinates nothing looks ahead.
     control : {"none", "random", "shrink"}
         For studies, instead of the correction: a random direction of the same norm, or the plain
         step (the round's plain update) scaled to the norm that the corrected one has.
@@ -111,19 +116,19 @@ class SignEntropy:
     rho: float | None = None
     when: Literal["step", "interval", "posthoc"] = "step"
     interval: int = 5
-    objective: Literal["js", "entropy"] = "js"
+    objective: Literal["js", "entropy"] | None = None
     mode: Literal["lookahead", "gate"] = "lookahead"
     decay: float = 0.8
     axis: Literal["time", "coordinates"] = "time"
     kappa: float = 1.0
     product: Literal["double", "difference"] = "double"
-    through: bool = True
+    through: bool | None = None
     control: Literal["none", "random", "shrink"] = "none"
 
     def __post_init__(self) -> None:
         choices = {
             "when": ("step", "interval", "posthoc"),
-            "objective": ("js", "entropy"),
+            "objective": ("js", "entropy", None),
             "mode": ("lookahead", "gate"),
             "axis": ("time", "coordinates"),
             "product": ("double", "difference"),
@@ -131,7 +136,7 @@ class SignEntropy:
         }
         for option, known in choices.items():
             if (value := getattr(self, option)) not in known:
-                may_be = ", ".join(f"'{k}'" for k in known)
+                may_be = ", ".join(f"'{k}'" for k in known if k)
                 raise ConfigError(f"local.ser.{option} is {value!r}; it may be {may_be}")
         if self.rho is not None and not self.rho >= 0:
             raise ConfigError(f"local.ser.rho must not be negative, but is {self.rho}")
@@ -139,12 +144,28 @@ class SignEntropy:
             raise ConfigError(
                 "local.ser: interval must be at least 1, kappa greater than 0, decay in [0, 1)"
             )
-        if self.mode == "gate" and self.control == "random":
+        if self.axis == "coordinates" and self.through:
+            raise ConfigError(
+                "local.ser.through: axis='coordinates' compares signs of one gradient, there is no "
+                "look-ahead step for a derivative to go through"
+            )
+        if self.mode == "gate":
+            self._check_gate()
+
+    def _check_gate(self) -> None:
+        fixed = {"when": "step", "axis": "time", "product": "double"}
+        for option, only in {**fixed, "objective": None, "through": None}.items():
+            if getattr(self, option) != only:
+                raise ConfigError(
+                    f"local.ser.{option} does not go with mode='gate', which multiplies every step "
+                    "by the entropy of its running mean of signs and knows no other form"
+                )
+        if self.control == "random":
             raise ConfigError(
                 "local.ser: the gate adds no direction that a random one could replace; "
                 "its controls are 'shrink' and a lower local.lr"
             )
-        if self.mode == "gate" and self.strength > 1:
+        if self.strength > 1:
             raise ConfigError(f"local.ser.rho of the gate is at most 1, not {self.strength}")
 
     @property
@@ -153,6 +174,18 @@ class SignEntropy:
         if self.rho is not None:
             return self.rho
         return _GATE if self.mode == "gate" else _STRENGTH[self.when]
+
+    @property
+    def measure(self) -> Measure:
+        """`objective`, or its default."""
+        return self.objective or usual_measure(self.axis)
+
+    @property
+    def derives_through(self) -> bool:
+        """`through`, or its default."""
+        if self.through is not None:
+            return self.through
+        return self.when != "posthoc" and self.axis == "time"
 
     @property
     def remembers(self) -> bool:
@@ -211,7 +244,7 @@ class SignEntropy:
         (new, _), extras = descend(
             turns, (params, memory), data, batches, optimizer=optimizer, lr=lr, context=given
         )
-        if self.mode == "gate" or self.when != "posthoc":
+        if self.when != "posthoc":
             return new  # type: ignore[no-any-return]
         # the first batch is never the short one at the end of an epoch
         once = Batches(batches.index[..., :1, :], batches.mask[..., :1, :])
@@ -250,8 +283,8 @@ class _Parts:
         o = self.options
         return regularizer_gradient(
             at, params, given["lr"],
-            kappa=o.kappa, objective=o.objective, axis=o.axis, product=o.product,
-            through=o.through,
+            kappa=o.kappa, objective=o.measure, axis=o.axis, product=o.product,
+            through=o.derives_through,
         )  # fmt: skip
 
 

@@ -14,6 +14,9 @@ mean; `h2` the binary entropy in bits; `A` the coordinates whose gradient is not
     grad R = Hess F(w) v_0 + a,  a = Hess F(w+) v_1               (the step to w+ held fixed)
     grad R = Hess F(w) (v_0 - eta a) + a                          (`through` that step)
 
+An ablation compares coordinates, not steps: `p+` is the mean of `pi_0` over `A`, and the plain form
+is `R = h2(p+)`, the entropy of the share of positive signs; "js" takes the mean of `h2(pi_0)` away.
+
 What ties signs to their entropy: a coordinate with `n+` positive and `n-` negative signs in `E`
 steps changes its sign `V <= 2 min(n+, n-) <= E h2(n+ / E)` times. What ties them to curvature:
 `g_0 . g_1 ~ |g|^2 - eta g'Hg`.
@@ -104,8 +107,24 @@ def _total(tree: Params) -> Tensor:
     return torch.stack([t.sum() for t in trees.leaves(tree)]).sum()
 
 
+def usual_measure(axis: Axis) -> Measure:
+    """What `R` measures where nothing is said.
+
+    Examples
+    --------
+    >>> usual_measure("time"), usual_measure("coordinates")
+    ('js', 'entropy')
+    """
+    return "js" if axis == "time" else "entropy"
+
+
 def disagreement(
-    g0: Params, g1: Params, at0: Params, at1: Params, objective: Measure = "js", axis: Axis = "time"
+    g0: Params,
+    g1: Params,
+    at0: Params,
+    at1: Params,
+    objective: Measure | None = None,
+    axis: Axis = "time",
 ) -> Tensor:
     """`R` of two gradients, a scalar in bits.
 
@@ -115,10 +134,13 @@ def disagreement(
         Gradients on one batch at `w` and at the look-ahead point.
     at0, at1 : trees
         Their `widths`, held fixed in derivatives.
+    objective : {"js", "entropy"}, optional
+        Default: `usual_measure` of the axis.
     axis : {"time", "coordinates"}
         "coordinates" is an ablation: the entropy of the share of positive signs among all
-        coordinates of `g0` alone.
+        coordinates of `g0` alone, with "js" less the mean entropy of a single one.
     """
+    objective = objective or usual_measure(axis)
     inside, size = counted(g0, g1)
     pi0: Params = trees.map(_probability, g0, at0)
     if axis == "coordinates":
@@ -135,9 +157,15 @@ def disagreement(
 
 
 def disagreement_gradients(
-    g0: Params, g1: Params, at0: Params, at1: Params, objective: Measure = "js", axis: Axis = "time"
+    g0: Params,
+    g1: Params,
+    at0: Params,
+    at1: Params,
+    objective: Measure | None = None,
+    axis: Axis = "time",
 ) -> tuple[Params, Params | None]:
     """`v_0` and `v_1`: derivatives of `R` by the two gradients; None where `R` ignores `g1`."""
+    objective = objective or usual_measure(axis)
     inside, size = counted(g0, g1)
     pi0: Params = trees.map(_probability, g0, at0)
     if axis == "coordinates":
@@ -199,7 +227,7 @@ def regularizer_gradient(
     rate: Tensor,
     *,
     kappa: float = 1.0,
-    objective: Measure = "js",
+    objective: Measure | None = None,
     axis: Axis = "time",
     product: Product = "double",
     through: bool = False,
@@ -212,6 +240,8 @@ def regularizer_gradient(
         `params -> gradient` of the batch loss; differentiable for `product="double"`.
     rate : Tensor
         `eta` of the look-ahead step.
+    objective, axis
+        See `disagreement`.
     product : {"double", "difference"}
         Hessian-vector products by a second backward pass (of a backward pass, which vmap and
         tracing take), or by central differences.
@@ -239,7 +269,7 @@ def _with_product(gradient: Gradient, params: Params, how: Product) -> tuple[Par
 
 
 def _pair_gradients(
-    g0: Params, g1: Params, kappa: float, objective: Measure, axis: Axis
+    g0: Params, g1: Params, kappa: float, objective: Measure | None, axis: Axis
 ) -> tuple[Params, Params | None]:
     at0, at1 = widths(g0, kappa), widths(g1, kappa)
     return disagreement_gradients(g0, g1, at0, at1, objective, axis)

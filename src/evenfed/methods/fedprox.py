@@ -20,6 +20,7 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.methods.base import check_not_negative
 from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.training import Added
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,6 @@ class FedProx(FedAvg):
         """`mu/2 ||w - w_t||^2`."""
         return 0.5 * self.mu * trees.squared_norm(trees.subtract(params, received))
 
-    def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
-        """The client's model after local training with the proximal term."""
-        received = broadcast["params"]
-        if not self.mu:
-            return super().trained(broadcast, data, draws)
-        return self.local.run(
-            self.task, received, data, draws,
-            lr=broadcast["lr"], term=self.proximal, context=received,
-        )  # fmt: skip
+    def added(self, broadcast: Tree) -> Added:
+        """The proximal term, about the received model."""
+        return {"term": self.proximal, "context": broadcast["params"]} if self.mu else {}

@@ -1,13 +1,16 @@
-"""SER: FedAvg whose local training is regularised against changes of the gradient's signs.
+"""SER: FedAvg or FedProx, with local training regularised against changes of gradients' signs.
 
 Khan, "Sign-Entropy Regularization for Personalized Federated Learning", Entropy 27(6):601 (2025).
 A reconstruction from the abstract: the paper's equations and results were not within reach.
 
 Symbols: `w_t` the global model, `w_i` client i's model after its regularised local round, `rho`
-the strength (`local.ser.rho`). The server's side is FedAvg's. The model that a client uses is
-`w_i` from the latest global model, by the same code as in training: no second model is trained,
-nothing more is sent. The regulariser itself is an option of local training (`local.regularizer`)
-that any method can use.
+the strength (`local.ser.rho`), `u` the correction. The server's side is FedAvg's. A local step
+follows `g + u + mu (w - w_t)`: with `mu > 0` this is SER on FedProx, whose pull the regulariser
+does not see. The model that a client uses is `w_i` from the latest global model, by the same code
+as in training: no second model is trained, nothing more is sent. That last round has the base rate
+`local.lr`, whatever the schedule: at a rate that ends near 0 it would leave the global model as it
+is. The regulariser itself is an option of local training (`local.regularizer`) that any method can
+use.
 """
 
 from __future__ import annotations
@@ -30,20 +33,22 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import Server, check_choice
-from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.fedprox import FedProx
 
 _LEAST = 0.25
 """Smallest factor of `rho` for a client."""
 
 
 @dataclass(frozen=True)
-class SER(FedAvg):
+class SER(FedProx):
     """SER, as reconstructed.
 
     Parameters
     ----------
     local : LocalTraining
         As FedAvg's; its regulariser is always on.
+    mu : float
+        Strength of FedProx's proximal term; 0 is SER on FedAvg.
     adaptive : bool
         Whether a client's strength is `rho` times the sign entropy, between 0.25 and 1, that it
         measured at the end of its last round.
@@ -54,9 +59,13 @@ class SER(FedAvg):
     name: ClassVar[str] = "ser"
     title: ClassVar[str] = "SER (reconstruction)"
     paper: ClassVar[str] = "after Khan, Entropy 2025"
-    grid: ClassVar[dict[str, tuple[Any, ...]]] = {"local.ser.rho": (0.01, 0.05, 0.1, 0.3, 0.5)}
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "local.ser.rho": (0.0, 0.01, 0.05, 0.1, 0.3, 0.5),
+        "local.ser.kappa": (0.5, 1.0, 2.0),
+    }
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(regularizer="ser"))
+    mu: float = 0.0
     adaptive: bool = False
     deploy: Literal["local", "global"] = "local"
 
@@ -65,10 +74,6 @@ class SER(FedAvg):
         check_choice(self.name, "deploy", self.deploy, ("local", "global"))
         if self.local.regularizer != "ser":
             object.__setattr__(self, "local", replace(self.local, regularizer="ser"))
-
-    def start(self, federation: Federation) -> Server:
-        """The model, and the rate of the last round so far."""
-        return {"params": self.first, "lr": self.local.rate(0, federation.rounds)}
 
     def client_state(self, generator: torch.Generator, size: int) -> Tree:
         """A model of its own once it has trained, and its sign entropy where `rho` adapts."""
@@ -86,7 +91,8 @@ class SER(FedAvg):
         strength = state["entropy"].clamp(min=_LEAST) if self.adaptive else None
         lr = broadcast["lr"]
         new = self.local.run(
-            self.task, broadcast["params"], data, draws, lr=lr, strength=strength
+            self.task, broadcast["params"], data, draws,
+            lr=lr, strength=strength, **self.added(broadcast),
         )  # fmt: skip
         kept: dict[str, Tree] = {}
         if self.deploy == "local":
@@ -109,11 +115,6 @@ class SER(FedAvg):
         """Client function: the same local round; the result stays at the client."""
         return {}, self.local_round(broadcast, state, data, draws)[1]
 
-    def round(self, federation: Federation, server: Server) -> Server:
-        """One exchange: train and average."""
-        rate = self.local.rate(federation.round, federation.rounds)
-        return {**super().round(federation, server), "lr": rate}
-
     def finish(self, federation: Federation, server: Server) -> Server:
         """Every client takes its local round from the last global model."""
         if self.deploy == "local":
@@ -126,8 +127,8 @@ class SER(FedAvg):
         return server
 
     def deployed(self, server: Server) -> Tree:
-        """The global model, and the rate of the local round."""
-        return {"params": server["params"], "lr": server["lr"]}
+        """The global model, and the rate of the local round: the base rate."""
+        return {"params": server["params"], "lr": self.local.rate(0, 1)}
 
     def parameters(self, deployed: Tree, state: Tree) -> Params:
         """The client's own model, or the global one where it has none."""

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import torch
 
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
-from evenfed.core.local import LocalTraining
+from evenfed.core.local import GradientHook, LocalTraining, Term, Weights
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import Method, Server
+
+
+class Added(TypedDict, total=False):
+    """What a method adds to local training, see `LocalTraining.run`."""
+
+    term: Term
+    weights: Weights
+    gradient: GradientHook
+    context: Tree
 
 
 @dataclass(frozen=True)
@@ -36,9 +46,16 @@ class TrainsLocally(Method):
         """The batches of a client."""
         return self.local.draw(generator, state, size)
 
+    def added(self, broadcast: Tree) -> Added:
+        """What goes into every local step beside the loss; default: nothing."""
+        return {}
+
     def trained(self, broadcast: Tree, data: Examples, draws: Tree) -> Params:
         """The client's model after local training, from the received one."""
-        return self.local.run(self.task, broadcast["params"], data, draws, lr=broadcast["lr"])
+        return self.local.run(
+            self.task, broadcast["params"], data, draws,
+            lr=broadcast["lr"], **self.added(broadcast),
+        )  # fmt: skip
 
 
 def check_plain_steps(owner: str, local: LocalTraining) -> None:
