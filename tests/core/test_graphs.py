@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from evenfed.core.graphs import flippable, fused_step, hoisted, simplify
+from evenfed.core.graphs import flippable, fused_step, hoisted
 from evenfed.core.recording import record
+from evenfed.core.rewrites import simplify
 
 CLIENTS, ROWS, INPUTS, HIDDEN = 3, 40, 160, 120
 
@@ -123,3 +124,31 @@ def test_a_sum_does_not_keep_axes_that_a_view_drops() -> None:
     assert sum("view" in str(n.target) for n in graph.graph.nodes) == 2
     for got, expected in zip(graph(x), summed(x), strict=True):
         assert torch.equal(got, expected)
+
+
+def test_what_is_asked_for_twice_is_computed_once() -> None:
+    def twice(x: Tensor, w: Tensor) -> Sequence[Tensor]:
+        first, again = torch.relu(x @ w.T), torch.relu(x @ w.T)
+        return [first.exp() * 2, again.sum(0) * 2.0, again.exp() * 3]
+
+    args = [torch.randn(4, 3), torch.randn(2, 3)]
+    graph = record(twice, args)
+    simplify(graph)
+    names = [str(n.target) for n in graph.graph.nodes]
+    assert [sum(k in n for n in names) for k in (".mm", "relu", "exp", "mul")] == [1, 1, 1, 3]
+    for got, expected in zip(graph(*args), twice(*args), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_draws_and_writes_are_not_merged() -> None:
+    def drawn(x: Tensor) -> Sequence[Tensor]:
+        return [torch.bernoulli(x), torch.bernoulli(x)]
+
+    def written(x: Tensor) -> Sequence[Tensor]:
+        first, second = torch.zeros(3), torch.zeros(3)
+        return [first.add_(x), second.add_(2 * x)]
+
+    for function, kind in ((drawn, "bernoulli"), (written, "zeros")):
+        graph = record(function, [torch.full((3,), 0.5)])
+        simplify(graph)
+        assert sum(kind in str(n.target) for n in graph.graph.nodes) == 2

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from evenfed.core.graphs import Run, flippable, fused_step, hoisted, simplify
+from evenfed.core.graphs import Run, flippable, fused_step, hoisted
 from evenfed.core.recording import record
+from evenfed.core.rewrites import simplify
 
 _KEPT = 256
 """Traces that are kept."""
