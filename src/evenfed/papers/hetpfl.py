@@ -186,7 +186,7 @@ def _convergence_jobs(setting: Setting) -> list[Job]:
     ]  # fmt: skip
 
 
-SEEDS: dict[Protocol, tuple[int, ...]] = {"published": (0, 1, 2), "sound": (0, 1, 2, 3, 4)}
+SEEDS: dict[Protocol, tuple[int, ...]] = {"published": (0, 1, 2, 3, 4), "sound": (0, 1, 2, 3, 4)}
 METRICS = {
     "published": fronts.HYPERVOLUMES,
     "sound": (*fronts.HYPERVOLUMES, *fronts.TIGHT_METRICS),
@@ -281,7 +281,7 @@ PAPER = Paper(
                     Metric(f"round_{t}", f"after round {t}") for t in CHECKPOINTS
                 )
             },
-            _convergence_jobs, run, {"published": SEEDS["published"]},
+            _convergence_jobs, run, {"published": SEEDS["published"][:3]},
             claims=tuple(
                 Claim(f"HetPFL is ahead of PraFFL after round {t}", "hetpfl", "praffl",
                       f"round_{t}", ALL)
