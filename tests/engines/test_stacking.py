@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,18 +27,56 @@ def part(n: int, start: float = 0.0) -> Examples:
     return Examples.of(x, torch.arange(n), torch.zeros(n, dtype=torch.int64))
 
 
+def computed(found: dict[int, int], sizes: list[int]) -> int:
+    """Rows of one pass over all clients; one that is alone in its capacity is computed twice."""
+    alone = Counter(found[size] for size in sizes)
+    return sum(capacity * max(2, clients) for capacity, clients in alone.items())
+
+
+def by_waste(sizes: list[int]) -> dict[int, int]:
+    """Capacities that waste at most 15 %, whoever is alone."""
+    found: dict[int, int] = {}
+    rest = sorted(set(sizes))
+    while rest:
+        group = [size for size in rest if size <= 1.15 * rest[0]]
+        found.update(dict.fromkeys(group, group[-1]))
+        rest = rest[len(group) :]
+    return found
+
+
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40))
 def test_capacities_hold_every_size_with_little_padding(sizes: list[int]) -> None:
-    found = capacities(np.array(sizes))
+    found, plain = capacities(np.array(sizes)), by_waste(sizes)
     assert set(found) == set(sizes)
     for size, capacity in found.items():
         assert capacity in found, "a capacity is the size of some client"
-        assert size <= capacity <= 1.15 * size
+        assert size <= capacity
+    assert computed(found, sizes) <= computed(plain, sizes)
+    if 1 not in Counter(plain[size] for size in sizes).values():
+        assert found == plain
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([100, 60], {60: 100, 100: 100}),  # 2 * 100 rows instead of 2 * 160
+        ([100, 100, 60], {60: 100, 100: 100}),  # 300 instead of 320
+        ([100, 100, 40], {40: 40, 100: 100}),  # 280 instead of 300
+        ([100, 60, 60, 60], {60: 60, 100: 100}),  # 380 instead of 400
+        ([100, 60, 60], {60: 100, 100: 100}),  # 300 instead of 320
+        ([100, 100, 50, 50], {50: 50, 100: 100}),  # nobody is alone
+    ],
+)
+def test_a_client_alone_joins_others_where_that_is_less_work(
+    sizes: list[int], expected: dict[int, int]
+) -> None:
+    assert capacities(np.array(sizes)) == expected
 
 
 def test_clients_without_examples_are_not_padded() -> None:
     """There is no row that could be repeated."""
-    assert capacities(np.array([0, 1, 2])) == {0: 0, 1: 1, 2: 2}
+    assert capacities(np.array([0, 1, 2, 2])) == {0: 0, 1: 1, 2: 2}
+    assert capacities(np.array([0, 5]))[0] == 0
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.randoms())

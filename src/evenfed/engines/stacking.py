@@ -7,6 +7,7 @@ the clients that happen to share its chunk. Its numbers therefore do not depend 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,20 +25,44 @@ _WASTE = 1.15
 def capacities(sizes: NDArray[np.int64]) -> dict[int, int]:
     """Map every size of a dataset to its capacity: few capacities, little padding.
 
+    A client alone is computed twice, so it joins others where padding costs less than that.
+
     Examples
     --------
     >>> capacities(np.array([100, 95, 10, 100]))
     {10: 10, 95: 100, 100: 100}
+    >>> capacities(np.array([100, 60]))
+    {60: 100, 100: 100}
     """
-    found: dict[int, int] = {}
-    group: list[int] = []
-    for size in np.unique(sizes).tolist():
-        if group and size > group[0] * _WASTE:
-            found.update(dict.fromkeys(group, group[-1]))
-            group = []
-        group.append(size)
-    found.update(dict.fromkeys(group, group[-1]))
-    return found
+    groups: list[_Group] = []
+    for size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
+        if not groups or size > groups[-1].sizes[0] * _WASTE:
+            groups.append(_Group([], 0))
+        groups[-1].sizes.append(int(size))
+        groups[-1].clients += int(count)
+    joined: list[_Group] = []
+    for group in groups:
+        if joined and 1 in (group.clients, joined[-1].clients):
+            last = joined[-1]
+            both = _Group([*last.sizes, *group.sizes], last.clients + group.clients)
+            if both.cost < last.cost + group.cost:
+                joined[-1] = both
+                continue
+        joined.append(group)
+    return {size: group.sizes[-1] for group in joined for size in group.sizes}
+
+
+@dataclass
+class _Group:
+    """Sizes that share a capacity, the largest of them, and how many clients have them."""
+
+    sizes: list[int]
+    clients: int
+
+    @property
+    def cost(self) -> int:
+        """Rows that one pass over all of them computes."""
+        return self.sizes[-1] * max(2, self.clients)
 
 
 def grid_capacity(size: int) -> int:
