@@ -197,7 +197,7 @@ class _Sum:
         leaves, structure = trees.flatten(self.like)
         values = list(leaves)
         for total, pack in zip(self.totals, self.packs, strict=True):
-            parts = (total / self.weight).split([leaves[i].numel() for i in pack])
+            parts = (total / self.weight).split([leaves[i].numel() for i in pack])  # type: ignore[no-untyped-call]
             for i, part in zip(pack, parts, strict=True):
                 dtype = leaves[i].dtype if leaves[i].is_floating_point() else torch.float64
                 values[i] = part.view(leaves[i].shape).to(dtype, copy=len(pack) > 1)
