@@ -11,6 +11,8 @@ import pytest
 
 import evenfed as ef
 from evenfed.report.page import write_page
+from evenfed.runs.config import parse
+from evenfed.runs.train import run_config
 
 CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = [
@@ -38,6 +40,15 @@ def browser() -> Iterator[Any]:
         chromium = play.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of one run, with its reference rows and SER's panel."""
+    folder = tmp_path_factory.mktemp("browser") / "run"
+    table = {"method": "ser", "data": "loans", "rounds": 1, "engine": {"engine": "vectorized"}}
+    run_config(parse(table), folder)
+    return write_page(folder)
 
 
 class Opened:
@@ -340,6 +351,28 @@ def test_without_scripts_all_but_the_explorer_is_there(browser: Any, page_file: 
     assert opened.page.locator("#fronts figure svg.wide").is_visible()
     assert opened.page.locator("#groups table").first.is_visible()
     opened.context.close()
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_run_stands_above_what_clients_reach_alone_and_the_constant_predictor(
+    browser: Any, run_file: Path, width: int
+) -> None:
+    opened = Opened(browser, run_file, viewport={"width": width, "height": 900})
+    page = opened.page
+    rows = page.locator("#good tbody tr")
+    names = ["ser", "local (reference)", "constant predictor (reference)"]
+    assert rows.locator("th").all_inner_texts() == names
+    assert [rows.nth(i).get_attribute("class") for i in range(3)] == [None, *["reference"] * 2]
+    found = json.loads((run_file.parent / "result.json").read_text())["reference"]
+    low, high = found["intervals"]["accuracy"]
+    said = rows.nth(1).locator("td").first.inner_text().split("\n")
+    assert said == [f"{found['metrics']['accuracy']:.3f}", f"({low:.3f} to {high:.3f})"]
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    signs = page.locator("#signs tbody tr")
+    assert signs.locator("th").all_inner_texts() == names[:2]
+    assert all("±" in text for text in signs.locator("td:nth-child(4)").all_inner_texts())
+    opened.context.close()
+    assert opened.complaints == []
 
 
 def test_everything_can_be_reached_with_the_keyboard(desk: Opened) -> None:

@@ -240,7 +240,7 @@ def test_a_dataset_may_have_its_own_methods_model_and_geometry(tmp_path: Path) -
     }  # fmt: skip
     assert found["synthetic", "fedavg"].model.name == "logistic"
     assert found["linear", "fedavg"].model.name == "auto"
-    assert [found[d, "fedavg"].geometry for d in ("synthetic", "linear")] == [True, False]
+    assert [found[d, "fedavg"].geometry for d in ("synthetic", "linear")] == [True, "panel"]
     study = run_study(config, tmp_path / "s")
     for one in (study, open_study(tmp_path / "s")):
         labels = {part.dataset: [row.label for row in part.rows] for part in one.sections()}

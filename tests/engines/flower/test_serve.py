@@ -20,6 +20,7 @@ from evenfed.data.federate import federate
 from evenfed.data.silos import load_silos
 from evenfed.data.table import Table
 from evenfed.engines.flower import wire
+from evenfed.report.page import write_page
 from evenfed.runs.artifact import artifact_of
 from evenfed.runs.config import parse
 from evenfed.runs.export import export_model
@@ -104,6 +105,19 @@ def test_silo_files_give_the_numbers_of_one_table(
     measured = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
     assert measured["engine"] == "flower"
     assert measured["ledger"][: len(theirs.data.schema.ledger)] == list(theirs.data.schema.ledger)
+
+
+def test_nodes_train_no_reference_and_measure_no_geometry_and_the_page_says_so(
+    silo_grid: Any, tmp_path: Path
+) -> None:
+    carried_out(silo_grid, order(method="ser", rounds=1), tmp_path / "runs")
+    measured = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
+    assert measured["reference"]["method"] == "local"
+    assert "metrics" not in measured["reference"]
+    assert "geometry" not in measured
+    text = write_page(tmp_path / "runs" / "run").read_text()
+    assert "<code>evenfed run --method local --engine flower</code> is a run of its own" in text
+    assert "the nodes of engine <code>flower</code> answer only what a method asks" in text
 
 
 def test_a_label_that_is_a_number_is_scaled_at_the_nodes_as_in_one_process(
