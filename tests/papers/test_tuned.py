@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from evenfed.papers import fedeba, pages, ser, tuned
 from evenfed.papers.recipe import Claim, Column, Job, Joint, Metric, Outcome, Row, Setting, Table
 from evenfed.papers.store import collected, finished
 from evenfed.runs.plan import TuneConfig
+from evenfed.runs.result import Result
 from evenfed.runs.tuning import candidates
 
 PAPERS = (fedeba.PAPER, ser.PAPER)
@@ -222,6 +224,35 @@ def test_the_rate_control_has_a_first_round_as_long_as_ser() -> None:
     again = ser._first_length({**small, "options": {**size, **ser.LOCAL, "local.lr": rate}})
     plain = ser._first_length({**small, "options": {**size, **ser.LOCAL}})
     assert abs(again / long - 1) < abs(plain / long - 1)
+
+
+@pytest.mark.parametrize("table", [table.key for table in ser.PAPER.tables])
+def test_rows_of_ser_are_tuned_in_the_rate_alone(table: str) -> None:
+    """What a method's grid names beside the rate is fixed, or trials would go to it."""
+    for job in ser.PAPER.table(table).jobs(Setting("sound", False, (0,))):
+        settings = job.settings
+        plan, rates = TuneConfig(**settings["tune"]), settings["tune"]["rates"]
+        options = settings.get("base", settings["options"])
+        tried = candidates(methods()[settings["method"]], options, plan)
+        assert tried == [{}, *({"local.lr": rate} for rate in rates)], job.key
+
+
+def test_curvature_of_ser_is_measured_on_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = (
+        j for j in ser.PAPER.table("femnist").jobs(Setting("sound", False, (0,)))
+        if j.rows == ("local",)
+    )  # fmt: skip
+    small = {**small_ser("local").settings, "rows": job.settings["rows"]}
+    run, _ = tuned.measured(small)
+    asked: list[int] = []
+
+    def geometry(result: Any, **options: Any) -> pd.DataFrame:
+        asked.append(options["rows"])
+        return pd.DataFrame({m.key: [0.0] for m in ser.METRICS})
+
+    monkeypatch.setattr(Result, "geometry", geometry)
+    ser._values(run, small)
+    assert asked == [256]
 
 
 def test_controls_differ_from_ser_in_the_correction_alone() -> None:

@@ -39,8 +39,10 @@ METRICS = (
 )
 MEASURED_RATE = 0.1
 """Length of the steps along which signs are counted; the same for all rows."""
+MEASURED_ROWS = 256
+"""Training examples a client, at most, on which signs and curvature are measured."""
 SER: dict[str, Any] = {"local.regularizer": "ser"}
-LOCAL: dict[str, Any] = {"local.ser.rho": 0.0}
+LOCAL: dict[str, Any] = {"local.ser.rho": 0.0, "local.ser.kappa": 1.0}
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedavg": ("FedAvg", "fedavg", {}),
     "local": ("FedAvg and a local round", "ser", {}),
@@ -57,7 +59,7 @@ ROWS = tuple(
     for end, words in (("", ""), ("-ser", " + SER"))
 )
 QUICK_ROWS = ("local", "local-ser", "pfedme-ser")
-STRENGTH = {"local.ser.when": "step", "local.ser.rho": 0.3}
+STRENGTH = {"local.ser.when": "step", "local.ser.rho": 0.3, "local.ser.kappa": 1.0}
 CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", LOCAL),
     "ser": ("SER", STRENGTH),
@@ -70,7 +72,10 @@ QUICK_CONTROLS = ("none", "ser", "rate")
 
 @dataclass(frozen=True)
 class Case:
-    """A column: data, model, size; `plain` and `regularized` are seconds of a run."""
+    """A column: data, model, size.
+
+    `plain` and `regularized` are seconds of a run, `measuring` those of its curvature.
+    """
 
     title: str
     dataset: str
@@ -84,6 +89,7 @@ class Case:
     target: float
     plain: float
     regularized: float
+    measuring: float
     small: dict[str, Any] = field(default_factory=lambda: {"clients": 8})
     """Options of the data in the quick version."""
 
@@ -95,7 +101,7 @@ class Case:
             "data": {**self.data, **self.small} if quick else self.data,
             "engine": self.engine, "rounds": 2 if quick else self.rounds, "cohort": self.cohort,
             "tail": 0.1, "every": 1 if quick else 5, "last": 0, "target": self.target,
-            "probes": 4 if quick else 30, "rows": 32 if quick else 128,
+            "probes": 4 if quick else 30, "rows": 32 if quick else MEASURED_ROWS,
             "clients": 2 if quick else 8,
             "tune": {"budget": 1 if quick else 1 + len(self.rates), "rates": self.rates},
         }  # fmt: skip
@@ -108,31 +114,33 @@ class Case:
 CASES = {
     "femnist": Case(
         "FEMNIST, 40 writers", "femnist", {"clients": 40, "val": 0.2, "flat": True},
-        {"name": "mlp", "hidden": [64]}, "vectorized", 100, 5, 10, [0.03, 0.3], 0.3, 10.0, 58.0,
+        {"name": "mlp", "hidden": [64]}, "vectorized", 100, 5, 10, [0.03, 0.3], 0.3, 5.0, 32.0, 2.0,
     ),
     "shakespeare": Case(
         "Shakespeare, 30 roles", "shakespeare",
         {"clients": 30, "val": 0.15, "test": 0.2, "length": 20, "stride": 10},
-        {"name": "char_gru", "hidden": 32}, "vectorized", 40, 5, 5, [0.5, 1.5], 0.25, 12.0, 55.0,
-        {"clients": 8, "length": 8},
+        {"name": "char_gru", "hidden": 32}, "vectorized", 40, 5, 5, [0.5, 1.5], 0.25,
+        8.0, 38.0, 9.0, {"clients": 8, "length": 8},
     ),
     "cifar10": Case(
         "CIFAR-10 (subset), 50 clients, Dirichlet(0.5)", "cifar10",
         {"clients": 50, "partition": "dirichlet:label:0.5:20", "val": 0.2},
         {"name": "cnn", "channels": [6, 12], "hidden": 32}, "sequential", 40, 5, 5, [0.03],
-        0.25, 14.0, 85.0,
+        0.25, 12.0, 42.0, 35.0,
     ),
 }  # fmt: skip
 WORKERS = 2
 """Processes of a full table: each tunes a row once."""
+SLOWER = {"ditto": 1.6, "pfedme": 3.0, "entropy": 4.0}
+"""How many times as long as FedAvg a method takes."""
 
 
-def _seconds(case: Case, setting: Setting, regularized: bool) -> float:
-    """Of one job, with its share of the trials."""
-    once = case.regularized if regularized else case.plain
+def _seconds(case: Case, setting: Setting, regularized: bool, slower: float) -> float:
+    """Of one job, with its share of the trials; curvature is measured of the job alone."""
+    once = slower * (case.regularized if regularized else case.plain)
     if setting.quick:
         return 2.5 if regularized else 1.0
-    return once * (1.2 + WORKERS * (1 + len(case.rates)) / len(setting.seeds))
+    return once * (1.2 + WORKERS * (1 + len(case.rates)) / len(setting.seeds)) + case.measuring
 
 
 def _jobs(column: str, setting: Setting) -> list[Job]:
@@ -153,8 +161,9 @@ def _jobs(column: str, setting: Setting) -> list[Job]:
                     **case.settings(setting, seed), "method": method,
                     "options": {**size, **own, **more},
                 }  # fmt: skip
-                heavy = regularized and key not in ("pfedme", "entropy")
-                seconds = _seconds(case, setting, heavy) * (1.6 if key == "ditto" else 1.0)
+                refused = regularized and key in ("pfedme", "entropy")
+                seconds = _seconds(case, setting, regularized, SLOWER.get(key, 1.0))
+                seconds = 0.1 if refused else seconds
                 jobs.append(Job(f"{column}-{row}-{seed}", (row,), column, seed, settings, seconds))
     return jobs
 
@@ -177,7 +186,8 @@ def _control_jobs(setting: Setting) -> list[Job]:
                     settings["matched"] = {**size, **STRENGTH}
                 once = case.regularized if key in ("ser", "random", "shrink") else case.plain
                 shared = WORKERS * (1 + len(case.rates)) * case.plain / len(setting.seeds)
-                seconds = 2.5 if setting.quick else 1.2 * once + shared / len(CONTROLS)
+                seconds = 1.2 * once + shared / len(CONTROLS) + case.measuring
+                seconds = 2.5 if setting.quick else seconds
                 jobs.append(Job(f"{column}-{key}-{seed}", (key,), column, seed, settings, seconds))
     return jobs
 
@@ -333,7 +343,8 @@ PAPER = Paper(
         "target are those of evaluations during training, when a client has the model of its last "
         "round. "
         "Sign entropy (10 steps of rate 0.1), Hessian trace (30 probes) and top eigenvalue (20 "
-        "Lanczos steps) are those of the models that clients use, on training data of 8 clients. "
+        "Lanczos steps) are those of the models that clients use, on training data of 8 clients "
+        f"(the first {MEASURED_ROWS} examples, or all where there are fewer). "
         "FedAvg, FedProx and the momentum and Entropy-SGD rows use the global model; `FedAvg and "
         "a local round`, Ditto and pFedMe use models of the clients' own.",
     },
