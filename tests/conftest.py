@@ -180,8 +180,8 @@ class Recording(EngineOptions):
 
     uploads: dict[tuple[int, str, str], Tree] = field(default_factory=dict)
 
-    def build(self, say: Callable[[str], None]) -> Any:
-        engine: Any = super().build(say)
+    def build(self, say: Callable[[str], None], share: float = 1.0) -> Any:
+        engine: Any = super().build(say, share)
         carry_out = engine.run
 
         def recorded(work: Any, population: Any, seats: Any, states: Any) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -73,10 +74,39 @@ def test_a_client_alone_joins_others_where_that_is_less_work(
     assert capacities(np.array(sizes)) == expected
 
 
-def test_clients_without_examples_are_not_padded() -> None:
+def test_a_smaller_cohort_has_fewer_capacities() -> None:
+    sizes = np.array([100 * 1.2**i for i in range(10)]).astype(np.int64)
+    all_of_them, half = (len(set(capacities(sizes, share).values())) for share in (1.0, 0.5))
+    assert half < all_of_them == 5
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=7), st.floats(0.01, 1))
+def test_no_other_way_to_join_sizes_is_less_work(sizes: list[int], share: float) -> None:
+    plain = sorted(set(by_waste(sizes).values()))
+    counts = Counter(by_waste(sizes)[size] for size in sizes)
+
+    def work(ends: tuple[int, ...]) -> float:
+        """Of capacities at these positions of `plain`."""
+        total, begin = 0.0, 0
+        for end in ends:
+            k = sum(counts[c] for c in plain[begin : end + 1])
+            alone = k * share * (1 - share) ** (k - 1)
+            total += plain[end] * (k * share + alone)
+            begin = end + 1
+        return total
+
+    last = len(plain) - 1
+    ways = [
+        (*some, last) for n in range(len(plain)) for some in itertools.combinations(range(last), n)
+    ]
+    found = sorted(set(capacities(np.array(sizes), share).values()))
+    assert work(tuple(plain.index(c) for c in found)) <= min(map(work, ways)) * (1 + 1e-9)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.floats(0.01, 1))
+def test_clients_without_examples_are_not_padded(sizes: list[int], share: float) -> None:
     """There is no row that could be repeated."""
-    assert capacities(np.array([0, 1, 2, 2])) == {0: 0, 1: 1, 2: 2}
-    assert capacities(np.array([0, 5]))[0] == 0
+    assert capacities(np.array([0, *sizes]), share)[0] == 0
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.randoms())

@@ -86,7 +86,7 @@ class Federation:
     say: Callable[[str], None] = lambda message: None
 
     def __post_init__(self) -> None:
-        self.engine: Engine = self.options.build(self.say)
+        self.engine: Engine = self.options.build(self.say, self.participation.share(len(self)))
         make_states = getattr(self.engine, "state_store", StateStore)
         self.states: StateStore = make_states(self.state, self.seed)
         self.round = 0

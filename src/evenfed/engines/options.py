@@ -85,8 +85,8 @@ class EngineOptions:
         if wrong:
             refuse(wrong)
 
-    def build(self, say: Callable[[str], None]) -> Engine:
-        """The engine with its threads."""
+    def build(self, say: Callable[[str], None], share: float = 1.0) -> Engine:
+        """The engine with its threads, for rounds with a share of the clients."""
         if self.engine == "flower":
             raise ConfigError(
                 "engine 'flower' runs in processes of its own: use `evenfed run --engine flower` "
@@ -97,7 +97,7 @@ class EngineOptions:
         count = 1 if device.type == "cuda" else self.workers or cores or 1
         workers = Workers(count)
         memory = int(self.memory * (1 << 30))
-        vectorized = VectorizedEngine(workers, device, chunk=self.chunk, memory=memory)
+        vectorized = VectorizedEngine(workers, device, chunk=self.chunk, memory=memory, share=share)
         sequential = SequentialEngine(workers, device)
         if self.engine == "auto":
             return AutoEngine(vectorized, sequential, say)

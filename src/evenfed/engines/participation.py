@@ -69,6 +69,10 @@ class Participation:
             )
         return self.number or max(1, round(self.fraction * clients))
 
+    def share(self, clients: int) -> float:
+        """Share of so many clients in a round's cohort."""
+        return min(1.0, self.number / max(1, clients)) if self.number else self.fraction
+
     def required(self, cohort: int) -> int:
         """Clients that must answer."""
         # 0.55 * 100 is a little more than 55 in floating point

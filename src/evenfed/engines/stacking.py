@@ -6,6 +6,7 @@ the clients that happen to share its chunk. Its numbers therefore do not depend 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,15 @@ _WASTE = 1.15
 """Largest capacity relative to a size that uses it."""
 
 
-def capacities(sizes: NDArray[np.int64]) -> dict[int, int]:
+def capacities(sizes: NDArray[np.int64], share: float = 1.0) -> dict[int, int]:
     """Map every size of a dataset to its capacity: few capacities, little padding.
 
-    A client alone is computed twice, so it joins others where padding costs less than that.
+    A client alone is computed twice, so sizes share a capacity where padding costs less than that.
+
+    Parameters
+    ----------
+    share : float
+        Share of the clients in a cohort.
 
     Examples
     --------
@@ -40,29 +46,38 @@ def capacities(sizes: NDArray[np.int64]) -> dict[int, int]:
             groups.append(_Group([], 0))
         groups[-1].sizes.append(int(size))
         groups[-1].clients += int(count)
-    joined: list[_Group] = []
-    for group in groups:
-        if joined and 1 in (group.clients, joined[-1].clients):
-            last = joined[-1]
-            both = _Group([*last.sizes, *group.sizes], last.clients + group.clients)
-            if both.cost < last.cost + group.cost:
-                joined[-1] = both
-                continue
-        joined.append(group)
-    return {size: group.sizes[-1] for group in joined for size in group.sizes}
+    # the cheapest way to join neighbours: up to each group, the cost and where the last join begins
+    best: list[tuple[float, int]] = [(0.0, 0)]
+    for end in range(1, len(groups) + 1):
+        found = (math.inf, 0)
+        clients, capacity = 0, groups[end - 1].sizes[-1]
+        for begin in reversed(range(end)):
+            clients += groups[begin].clients
+            cost = best[begin][0] + capacity * _computed(clients, share)
+            found = min(found, (cost, -begin))
+        best.append((found[0], -found[1]))
+    table: dict[int, int] = {}
+    end = len(groups)
+    while end:
+        begin = best[end][1]
+        own = [size for group in groups[begin:end] for size in group.sizes]
+        table.update(dict.fromkeys(own, own[-1]))
+        end = begin
+    return dict(sorted(table.items()))
 
 
 @dataclass
 class _Group:
-    """Sizes that share a capacity, the largest of them, and how many clients have them."""
+    """Sizes that are nearly alike, and how many clients have them."""
 
     sizes: list[int]
     clients: int
 
-    @property
-    def cost(self) -> int:
-        """Rows that one pass over all of them computes."""
-        return self.sizes[-1] * max(2, self.clients)
+
+def _computed(clients: int, share: float) -> float:
+    """How many clients a capacity computes in a round, in the mean: one alone counts twice."""
+    drawn = clients * share
+    return drawn + drawn * (1 - share) ** (clients - 1)
 
 
 def grid_capacity(size: int) -> int:

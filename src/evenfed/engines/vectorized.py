@@ -40,18 +40,27 @@ class VectorizedEngine:
         Clients in one call; 0 chooses by the size of model and batch.
     memory : int
         Bytes that stacked data, parameters and activations may take.
+    share : float
+        Share of the clients in a round's cohort.
     """
 
     name = "vectorized"
 
     def __init__(
-        self, workers: Workers, device: torch.device, *, chunk: int = 0, memory: int = 2 << 30
+        self,
+        workers: Workers,
+        device: torch.device,
+        *,
+        chunk: int = 0,
+        memory: int = 2 << 30,
+        share: float = 1.0,
     ) -> None:
         keep_freed_memory()
         self.workers = workers
         self.device = device
         self.chunk = chunk
         self.memory = memory
+        self.share = share
         self._capacities: dict[tuple[int, str], dict[int, int]] = {}
         self._stacked: OrderedDict[Any, tuple[Examples, int]] = OrderedDict()
         self._stacked_bytes = 0
@@ -91,7 +100,8 @@ class VectorizedEngine:
         else:
             table = self._capacities.get((id(population), work.split))
             if table is None:
-                table = capacities(sizes)
+                # all clients are evaluated, a cohort trains
+                table = capacities(sizes, self.share if work.split == "train" else 1.0)
                 self._capacities[id(population), work.split] = table
             capacity = {s.index: table[int(sizes[s.index])] for s in seats}
         groups: dict[int, list[Seat]] = {}

@@ -218,7 +218,7 @@ class FlowerOptions(EngineOptions):
 
     running: FlowerEngine | None = field(default=None, compare=False)
 
-    def build(self, say: Callable[[str], None]) -> Any:
+    def build(self, say: Callable[[str], None], share: float = 1.0) -> Any:
         """The one engine of the run: all federations of a method share its nodes."""
         assert self.running is not None
         return self.running
