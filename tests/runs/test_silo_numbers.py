@@ -137,6 +137,30 @@ def test_the_constant_predictor_and_intervals_stand_beside_a_number(trained: ef.
     assert (high - low) / 2 == pytest.approx(half, rel=0.15)
 
 
+def test_the_mean_squared_error_has_the_interval_of_resampled_rows(trained: ef.Result) -> None:
+    rng = np.random.default_rng(0)
+    squares = [(paid(trained, name, "test") - _said(trained, name)) ** 2 for name in SIZES]
+    # rows are drawn again within each client, as the interval says
+    sums = sum(rng.choice(own, (4000, own.size)).sum(1) for own in squares)
+    low, high = np.quantile(sums / sum(own.size for own in squares), [0.025, 0.975])
+    found = trained.intervals(n=4000)["mean_squared_error"]
+    assert found.estimate == pytest.approx(trained.summary()["mean_squared_error"], rel=1e-4)
+    assert found.low is not None
+    assert found.high is not None
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.15 * (high - low))
+    assert "r2" not in trained.intervals()
+
+
+def test_another_loss_gives_the_mean_squared_error_no_interval(trained: ef.Result) -> None:
+    def absolute(said: Any, y: Any) -> Any:
+        return (said.squeeze(-1) - y).abs()
+
+    data = trained.data
+    other = ef.train("fedavg", data, rounds=1, model="linear", loss=absolute, engine="sequential")
+    assert "loss" in other.intervals()
+    assert "mean_squared_error" not in other.intervals()
+
+
 def _said(result: ef.Result, client: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Predictions of raw test rows in the label's unit."""
     import torch

@@ -183,9 +183,23 @@ class Evaluation:
         losses: dict[str, Statistic] = {"loss": client_level.mean_loss}
         if several:
             losses["loss_group_max"] = lambda counts: np.fmax.reduce(group_losses(counts), -1)
+        if self._squared_losses():
+            # the sums hold the spread of squared errors only where those are the losses
+            unit = self.schema.target[1] ** 2
+            losses["mean_squared_error"] = lambda counts: unit * client_level.mean_loss(counts)
         found |= intervals(merged, losses, **how)
         spread = _spreads("client_loss", client_level.mean_loss, np.fmax)
         return found | intervals(merged, spread, pool=False, **how)
+
+    def _squared_losses(self) -> bool:
+        """Whether losses are the squared errors, as told by the sums of every client and group."""
+        if not self.regression:
+            return False
+        _, _, yy, pp, yp, _ = self.counts.moments.unbind(-1)
+        expected = self.schema.target[1] ** 2 * self.counts.loss.sum(-1)
+        error = yy - 2 * yp + pp
+        # float32 losses, and what differences of large sums lose
+        return bool(((error - expected).abs() <= 1e-4 * expected + 1e-10 * yy).all())
 
 
 def _spreads(prefix: str, value: Statistic, worst: np.ufunc) -> dict[str, Statistic]:

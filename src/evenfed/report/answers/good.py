@@ -132,6 +132,8 @@ def _metrics(chapter: Chapter) -> Grid:
         f"The constant predictor always gives the {what}: a reference, not a method. "
         + _about_local(chapter),
     ]
+    if "r2" in names:
+        notes.append("R² has no interval: the sums that clients send do not hold its spread.")
     return Grid("metrics", "Measured on test data", ["method", *heads], rows, marks, notes)
 
 
