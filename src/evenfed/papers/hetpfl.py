@@ -76,13 +76,12 @@ SOUND_DATA: dict[str, dict[str, Any]] = {
 }
 SOUND_EPOCHS = {"synthetic": 30, "compas": 10, "bank": 8, "adult": 8}
 SECONDS = {
-    "synthetic": {"front": 18.0, "convergence": 14.0, "ceiling": 8.0, "baseline": 6.0},
-    "compas": {"front": 40.0, "convergence": 32.0, "ceiling": 10.0, "baseline": 18.0},
-    "bank": {"front": 170.0, "convergence": 135.0, "ceiling": 10.0, "baseline": 60.0},
-    "adult": {"front": 175.0, "convergence": 140.0, "ceiling": 12.0, "baseline": 65.0},
+    "synthetic": {"front": 10.0, "convergence": 8.0, "ceiling": 8.0, "baseline": 4.0},
+    "compas": {"front": 17.0, "convergence": 14.0, "ceiling": 10.0, "baseline": 10.0},
+    "bank": {"front": 60.0, "convergence": 48.0, "ceiling": 10.0, "baseline": 23.0},
+    "adult": {"front": 70.0, "convergence": 55.0, "ceiling": 12.0, "baseline": 30.0},
 }
-"""Of 15 rounds of 30 epochs on one thread. Estimates: some whole jobs on SYNTHETIC and COMPAS were
-timed, the rest follows from single rounds, and BANK was not timed but taken as ADULT."""
+"""Of 15 rounds of 30 epochs on one thread, timed but for convergence."""
 
 
 def _job(
