@@ -79,6 +79,19 @@ def test_the_page_counts_who_is_better_off_than_alone(run: Path) -> None:
     assert {d.name: d.value for d in dots.rows[1].dots} == alone  # type: ignore[union-attr]
 
 
+def test_excess_risks_of_a_run_are_over_the_lower_loss_of_it_and_local(run: Path) -> None:
+    clients = section(run, "clients")
+    record = opened(run)
+    own, alone = record.clients["loss"], RunFolder(run).result()["reference"]["losses"]  # type: ignore[union-attr,index]
+    bars = next(f for f in clients.figures if f.key == "excess")
+    assert [row.label for row in bars.rows] == ["qffl", "local (reference)"]  # type: ignore[union-attr]
+    for i, name in enumerate(own.index):
+        lower = min(own[name], alone[name])
+        expected = [own[name] - lower, alone[name] - lower]
+        assert [row.values[i] for row in bars.rows] == pytest.approx(expected)  # type: ignore[union-attr]
+    assert "lower of the run's loss and Local's" in " ".join(clients.notes)
+
+
 def test_the_ledger_names_what_the_reference_sends_and_the_cost_leaves_it_out(run: Path) -> None:
     rows = section(run, "ledger").grids[0].rows
     assert [row[1] for row in rows if row[0] == "local (reference)"] == [EVALUATION.meaning]

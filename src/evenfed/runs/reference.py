@@ -103,6 +103,7 @@ def _measured(runner: Runner, trained: Runner, geometry: Wanted) -> dict[str, An
     }
     if len(clients) <= NOTED_CLIENTS:
         result["clients"] = clean(clients[value].to_dict())
+        result["losses"] = clean(clients["loss"].to_dict())
     if (extent := extent_of(runner, geometry)) is not None:
         measured = geometry_result(trained, seed, extent, rate_of(runner.method))
         result["geometry"] = measured["geometry"]

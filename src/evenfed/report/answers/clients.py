@@ -235,20 +235,25 @@ def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
     if excess is None:
         return None, (
             "Excess risk is over the lowest loss of several methods, or over a model of the true "
-            "cluster, and this run has neither: `evenfed study` with several methods gives one, "
-            "`excess = true` the other where true clusters are known."
+            "cluster, and this run has neither: `--reference` (Local) or `evenfed study` with "
+            "several methods gives one, `excess = true` the other where true clusters are known."
         )
     names = [str(name) for name in excess.index[:_BARS]]
     rows = []
     for method in excess.columns:
         values = [float(v) if math.isfinite(v) else None for v in excess[method][:_BARS]]
-        color = 6 if method in chapter.references else 0
+        color = 6 if method == LOCAL or method in chapter.references else 0
         rows.append(BarRow(chapter.label(method), values, color=color))
+    lowest = (
+        "the lower of the run's loss and Local's on that client"
+        if chapter.single
+        else "the lowest loss that any row of this study, references included, reaches on that "
+        "client with the same seed; mean over seeds"
+    )
     note = (
         "Excess risk is drawn as FOCUS draws it, but not over a model of the client's true "
-        "cluster, which was not trained here: the reference is the lowest loss that any row of "
-        "this study, references included, reaches on that client with the same seed; mean over "
-        "seeds. It is never negative, and what is best everywhere has 0."
+        f"cluster, which was not trained here: the reference is {lowest}. It is never negative, "
+        "and what is best everywhere has 0."
     )
     axis = "loss above the lowest of any row on that client"
     if true is not None:
@@ -305,6 +310,8 @@ def _faa(chapter: Chapter) -> list[str]:
 
 def _over_best(chapter: Chapter) -> pd.DataFrame | None:
     """Loss above the lowest of any method, by client and method; seed by seed, then the mean."""
+    if chapter.single:
+        return _over_local(chapter)
     if len(chapter.methods) < 2:
         return None
     found = []
@@ -314,6 +321,17 @@ def _over_best(chapter: Chapter) -> pd.DataFrame | None:
         losses = pd.DataFrame(own).reindex(columns=chapter.methods)
         found.append(losses.sub(losses.min(axis=1), axis=0))
     return pd.concat(found).groupby(level=0, sort=False).mean()
+
+
+def _over_local(chapter: Chapter) -> pd.DataFrame | None:
+    """Loss above the lower of one run's and its reference's, where that kept its clients'."""
+    frame = chapter.done[0].clients
+    alone = (chapter.alone or {}).get("losses")
+    if frame is None or not alone:
+        return None
+    losses = pd.DataFrame({chapter.methods[0]: frame["loss"], LOCAL: pd.Series(alone, dtype=float)})
+    losses = losses.loc[frame.index]
+    return losses.sub(losses.min(axis=1), axis=0)
 
 
 def _largest(rows: Sequence[BarRow], names: Sequence[str]) -> str:
