@@ -283,8 +283,8 @@ SPEED = (
     "- 0.73 minutes at commit b57c5b6, 0.53 at 5b5bca7: what a recorded step asks for twice is "
     "computed once, views are made once a descent, and a client that was alone in its size, and "
     "therefore computed twice, is padded to the size of the next one. Full jobs gain more: on BANK "
-    "the two methods with preferences take 54 instead of 111 seconds a seed, AgnosticFair on COMPAS "
-    "13 instead of 53.\n"
+    "the two methods with preferences take 54 instead of 111 seconds a seed, AgnosticFair on "
+    "COMPAS 13 instead of 53.\n"
 )
 
 
