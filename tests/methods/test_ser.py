@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,6 +256,20 @@ OWN_STEPS = ("lp_proj", "pfedme")
 def test_methods_with_steps_of_their_own_refuse_the_regulariser(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         build(name, {"local.regularizer": "ser"})
+
+
+def test_the_page_names_the_methods_that_refuse_the_regulariser() -> None:
+    refusing = set()
+    for name, cls in methods().items():
+        if "local" not in {option.name for option in fields(cls)}:
+            continue
+        try:
+            build(name, {"local.regularizer": "ser"})
+        except ConfigError:
+            refusing.add(name)
+    page = (Path(__file__).parents[2] / "docs/methods/ser.md").read_text(encoding="utf-8")
+    sentence = next(line for line in page.splitlines() if line.endswith("refuse it:"))
+    assert set(re.findall(r"`(\w+)`", sentence)) == refusing
 
 
 @pytest.mark.parametrize(
