@@ -285,19 +285,21 @@ def _over_clusters(chapter: Chapter) -> pd.DataFrame | None:
 
 def _faa(chapter: Chapter) -> list[str]:
     """FOCUS's measure over true clusters, mean over seeds; nothing where it was not measured."""
-    found, better = {}, 0
+    words, better = [], 0
+    beside = "mean_loss" if chapter.regression else "mean_accuracy"
     for method, own in chapter.by_method():
         parts = [r.measured["excess"] for r in own if r.measured and "excess" in r.measured]
         if len(parts) == len(own):
-            found[chapter.label(method)] = sum(part["faa"] for part in parts) / len(parts)
+            faa, mean = (sum(part[k] for part in parts) / len(parts) for k in ("faa", beside))
+            name = "" if chapter.single else f" with {chapter.label(method)}"
+            words.append(f"{number(faa)}{name} ({beside.replace('_', ' ')} {number(mean)})")
             better += sum(value < 0 for part in parts for value in part["clients"].values())
-    if not found:
+    if not words:
         return []
-    words = (number(v) + ("" if chapter.single else f" with {m}") for m, v in found.items())
     sentences = [
         f"The excess risks of two clients differ by at most {listed(words)}: the lower, the more "
         "alike clients are served for what their kind can reach (FAA). A model that is equally bad "
-        "for all also has a low one: read it beside the mean accuracy or loss."
+        "for all also has a low one: read it beside the mean in brackets."
     ]
     if better:
         where = "" if chapter.single else " in the runs of all methods"
