@@ -385,6 +385,7 @@ def test_a_run_prints_the_advice_before_training(tmp_path: Any) -> None:
     risky = CliRunner().invoke(app, [*command, "--set", "alpha=0.9"], env={"COLUMNS": "200"})
     assert risky.exit_code == 0, risky.output
     assert "warning: fedeba: alpha = 0.9" in risky.stderr
+    assert "warning: fedeba: local rate x steps x alpha = " in risky.stderr
     safe = [*command[:-1], str(tmp_path / "safe"), "--set", "lr=0.001"]
     done = CliRunner().invoke(app, safe, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
