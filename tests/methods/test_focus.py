@@ -799,10 +799,11 @@ def test_rotated_mnist_falls_into_its_true_clusters() -> None:
 def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FOCUS has the lowest FAA and the highest accuracy; q-FFL loses accuracy as q grows.
+    """FOCUS has the lowest FAA and the highest accuracy; q-FFL loses accuracy as q grows; AFL is
+    between FOCUS and FedAvg in FAA, at less accuracy than FedAvg.
 
-    All with the same local training; AFL with the paper's 0.01 and its last model, which fits these
-    few rounds better than the mean of the iterates.
+    All with the same local training; AFL with the paper's 0.01, its average model and the last one,
+    which fits these few rounds better: for it the order in accuracy is not asserted.
     """
     data = rotated("digits", seed)
     methods = {
@@ -810,7 +811,8 @@ def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
         "fedavg": FedAvg(local=FIVE_EPOCHS),
         "q=1": QFFL(q=1.0, local=FIVE_EPOCHS),
         "q=10": QFFL(q=10.0, local=FIVE_EPOCHS),
-        "afl": AFL(eta_lambda=0.01, multi_step=True, output="last", local=FIVE_EPOCHS),
+        "afl": AFL(eta_lambda=0.01, multi_step=True, local=FIVE_EPOCHS),
+        "afl, last": AFL(eta_lambda=0.01, multi_step=True, output="last", local=FIVE_EPOCHS),
     }
     # the models of whole clusters are the same for all: trained once
     train, known = excess_runs._reference_losses, {}
@@ -829,6 +831,8 @@ def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
     assert min(faa, key=faa.__getitem__) == "focus"
     assert max(accuracy, key=accuracy.__getitem__) == "focus"
     assert accuracy["fedavg"] > accuracy["q=1"] > accuracy["q=10"]
+    assert max(faa["afl"], faa["afl, last"]) < faa["fedavg"]
+    assert accuracy["afl"] < accuracy["fedavg"]
     # FAA alone would call q = 10 fairer than FedAvg, at little more than half the accuracy
     assert faa["q=10"] < faa["fedavg"]
 
