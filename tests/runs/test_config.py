@@ -21,6 +21,15 @@ from evenfed.runs.plan import named, parse_study, split_list, with_study_setting
         ({"engine": {"engine": "warp"}}, "engine 'warp' is unknown"),
         ({"participation": {"fraction": 2.0}}, "participation.fraction"),
         ({"tail": 0}, "'tail'"),
+        (
+            {"geometry": "some"},
+            "'geometry': Input should be a valid boolean or 'auto' or 'panel'",
+        ),
+        (
+            {"local_reference": "maybe"},
+            "'local_reference': Input should be a valid boolean or 'auto'",
+        ),
+        ({"bool": 1}, "unknown key 'bool'"),
     ],
 )
 def test_what_is_wrong_in_a_config_is_named(table: dict[str, object], complaint: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 import evenfed as ef
 from evenfed.cli import app
 from evenfed.data.dataset import Split
+from evenfed.report.page import page_of
+from evenfed.runs.record import Record
 
 SIZES = {"a": 120, "b": 200}
 UNIT = 1000.0
@@ -108,6 +111,23 @@ def test_the_command_line_says_that_the_label_is_scaled(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--method", "fedavg", "--engine", "sequential"])
     assert done.exit_code == 0, done.stderr
     assert "label pay: a number, standardised for training" in done.stderr
+
+
+def test_a_page_writes_an_interval_as_its_value_and_says_where_files_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    load(folder)
+    monkeypatch.chdir(folder)
+    words = ["run", "--silos", "*.csv", "--rounds", "1", "--out", str(tmp_path / "r"), "--quiet"]
+    done = CliRunner().invoke(app, [*words, "--engine", "sequential", "--no-reference"])
+    assert done.exit_code == 0, done.stderr
+    page = page_of(Record.read(tmp_path / "r"))
+    assert "Silo files are looked for from there (`*.csv`)" in page.settings.sentences[1]
+    grid = next(s for s in page.parts[0].sections if s.key == "good").grids[0]
+    value = grid.rows[0][next(i for i, h in enumerate(grid.head) if "squared" in h)]
+    assert re.fullmatch(r"\d\.\d\de\+\d\d\n\(\d\.\d\de\+\d\d to \d\.\d\de\+\d\d\)", value), value
 
 
 def test_the_constant_predictor_and_intervals_stand_beside_a_number(trained: ef.Result) -> None:

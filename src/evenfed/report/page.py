@@ -27,7 +27,9 @@ from evenfed.report.charts import NARROW, WIDE, Figure, draw
 from evenfed.report.panels import panels_of
 from evenfed.report.sections import Page, Part, Section
 from evenfed.report.thinning import LIMIT, fitted
+from evenfed.report.words import listed
 from evenfed.runs.comparison import Study, StudyRun
+from evenfed.runs.config import RunConfig
 from evenfed.runs.folder import CONFIG, REPORT, write_atomically
 from evenfed.runs.record import Record
 from evenfed.runs.study import STUDY, directory, open_study
@@ -190,6 +192,12 @@ def _settings(config: Any, command: str, seeds: Sequence[int], folder: Path | No
         if again
         else "It was started from Python without a folder, so no command rebuilds it."
     ]
+    data = [config.data] if isinstance(config, RunConfig) else config.datasets
+    if again and (files := [name for one in data for name in one.relative_files]):
+        said.append(
+            f"Silo files are looked for from there ({listed(f'`{name}`' for name in files)}); if "
+            f"they lie elsewhere, give it where they are found, with the path of {holder}."
+        )
     pre = [*([again] if again else []), ("All settings", written.toml())]
     if folder is not None:
         pre.insert(1, ("This page again", shlex.join(["evenfed", "report", directory(folder)])))

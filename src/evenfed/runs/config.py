@@ -86,6 +86,13 @@ class DataConfig(_Named):
         if wrong:
             refuse(wrong)
 
+    @property
+    def relative_files(self) -> list[str]:
+        """Silo files that are named from where the command was given."""
+        files = self.options.get("files", []) if self.name == SILOS else []
+        named = [files] if isinstance(files, str) else files
+        return [str(file) for file in named if not Path(file).is_absolute()]
+
     def completed(self) -> DataConfig:
         """A copy with the source's options written out, where a file can hold their defaults."""
         if self.name == SILOS:
@@ -264,15 +271,18 @@ def configured(**keys: Any) -> RunConfig:
 
 def all_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """All complaints about a table, with the keys that were probably meant."""
-    found = []
+    found: list[str] = []
+    either: dict[str, list[str]] = {}
     for detail in error.errors():
-        where = ".".join(str(part) for part in detail["loc"])
+        where, last = ".".join(map(str, detail["loc"])), str(detail["loc"][-1])
         if detail["type"] == "extra_forbidden":
-            hint = suggest(str(detail["loc"][-1]), model.model_fields)
-            found.append(f"unknown key '{where}'.{hint}")
+            found.append(f"unknown key '{where}'.{suggest(last, model.model_fields)}")
+        elif last == "bool" or last.startswith("literal["):  # one of what a value may be
+            may = detail["msg"].removeprefix("Input should be ").partition(", unable")[0]
+            either.setdefault(where.removesuffix(f".{last}"), []).append(may)
         else:
             found.append(f"'{where}': {detail['msg']}")
-    return found
+    return found + [f"'{k}': Input should be {' or '.join(may)}" for k, may in either.items()]
 
 
 def read(path: Path) -> dict[str, Any]:

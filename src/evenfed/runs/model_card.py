@@ -288,7 +288,10 @@ def _made(artifact: Artifact, facts: Facts, command: Sequence[str]) -> str:
     if facts.folder is not None:
         place = directory(facts.folder)
         again = shlex.join(["evenfed", "run", f"{place}/{CONFIG}", "--out", "NEW"])
-        rows.append(["run", f"`{again}`, in the folder that holds `{place.split('/')[0]}`"])
+        where = f"in the folder that holds `{place.split('/')[0]}`"
+        if config.data.relative_files:
+            where += ", or with its path where the silo files are found"
+        rows.append(["run", f"`{again}`, {where}"])
     rows.append(["exported by", f"`{shlex.join(command)}`"])
     return (
         "## How it was made\n\n" + _table(["", ""], rows)

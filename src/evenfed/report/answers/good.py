@@ -144,7 +144,7 @@ def _spans(
     cells = []
     for name in names:
         low, high = intervals.get(name, (None, None))
-        span = "" if low is None or high is None else f"\n({low:.3f} to {high:.3f})"
+        span = "" if low is None or high is None else f"\n({number(low)} to {number(high)})"
         cells.append(number(metrics.get(name)) + span)
     return cells
 
