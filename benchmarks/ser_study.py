@@ -267,15 +267,16 @@ def table(runs: Runs, seeds: list[int]) -> str:
 
 
 def beyond(runs: Runs, seeds: list[int]) -> str:
-    """Each form less its control of the same length: the mean paired difference."""
-    lines = ["| form less its shrink | " + " | ".join(t for _, t in COLUMNS.values()) + " |"]
+    """Each form less each of its controls: the mean paired difference."""
+    lines = ["| form less its control | " + " | ".join(t for _, t in COLUMNS.values()) + " |"]
     lines.append("|---" * (1 + len(COLUMNS)) + "|")
-    for arm in FORMS:
-        cells = []
-        for column, (digits, _) in COLUMNS.items():
-            gap = [runs[arm, s][column] - runs[f"{arm}, shrink", s][column] for s in seeds]
-            cells.append(paired(np.array(gap), digits).strip(" ()"))
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    for arm, options in FORMS.items():
+        for control in list(controls(arm, options))[1:]:
+            cells = []
+            for column, (digits, _) in COLUMNS.items():
+                gap = [runs[arm, s][column] - runs[control, s][column] for s in seeds]
+                cells.append(paired(np.array(gap), digits).strip(" ()"))
+            lines.append(f"| {arm} less {control.removeprefix(arm + ', ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
