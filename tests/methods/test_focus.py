@@ -849,9 +849,10 @@ def test_an_unseen_client_gets_the_model_of_its_cluster() -> None:
     labels = method.memberships(result.server, seen)
     for unseen, like in ((5, 0), (8, 4)):
         new = data.client(unseen)
-        adapted = result.adapt(new.train)
+        adapted = result.adapt(new)
         wanted = int(labels[like].argmax())
         one = adapted.state["log_pi"].exp()
+        assert torch.equal(result.adapt(new.train).state["log_pi"].exp(), one)
         assert int(one.argmax()) == wanted
         # one E step leaves labels soft; more of them sharpen
         sharper = result.using(n_label_steps=10).adapt(new.train).state["log_pi"].exp()

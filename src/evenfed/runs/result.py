@@ -17,7 +17,7 @@ from evenfed.core.errors import ConfigError, QuorumError, counted
 from evenfed.core.examples import Examples
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
-from evenfed.data.dataset import FederatedDataset, Split
+from evenfed.data.dataset import ClientData, FederatedDataset, Split
 from evenfed.methods.base import Certificate, Method
 from evenfed.metrics.bootstrap import Interval
 from evenfed.metrics.excess import FAA
@@ -169,16 +169,18 @@ class Result(WithFronts):
             return self.using(preference=float(preference)).model(client)
         return self.method.module(self.method.deployed(self.server), self._state(client))
 
-    def adapt(self, data: Examples) -> Adapted:
+    def adapt(self, data: Examples | ClientData) -> Adapted:
         """The model as a client would use it that took no part in training.
 
         Parameters
         ----------
-        data : Examples
-            Labelled examples of the new client; they stay with it.
+        data : Examples or ClientData
+            Labelled examples of the new client, of a client's data those for training; they stay
+            with it.
         """
         deployed = self.method.deployed(self.server)
-        state = self.method.adapted(deployed, data)
+        examples = data.train if isinstance(data, ClientData) else data
+        state = self.method.adapted(deployed, examples)
         return Adapted(self.method, deployed, state, self.data.schema.target)
 
     def faa(self, clusters: Clusters = None, *, estimated: bool = False) -> FAA:
