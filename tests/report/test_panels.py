@@ -150,6 +150,7 @@ def test_signs_of_ser_are_shown_where_they_were_measured(synthetic: Any) -> None
     assert f"entropy of {frame['sign_entropy'].mean():.3f} bits" in section.sentences[0]
     dots = section.figures[0].rows[0].dots  # type: ignore[union-attr,index]
     assert {d.name: d.value for d in dots} == pytest.approx(frame["sign_entropy"].to_dict())
+    assert "with 30 random vectors." in section.notes[0]  # there is no more to ask for
 
 
 def test_signs_of_ser_are_measured_without_being_asked_for(synthetic: Any) -> None:
@@ -162,7 +163,7 @@ def test_signs_of_ser_are_measured_without_being_asked_for(synthetic: Any) -> No
     expected = [f"{means[name]:.3f}" for name in ("sign_entropy", "flip_rate", "top_eigenvalue")]
     assert [list(row) for row in grid.rows] == [["ser", *expected[:2], trace, expected[2]]]
     assert "beside a run without the regulariser" in section.sentences[1]
-    assert "with 10 random vectors" in section.notes[0]
+    assert "with 10 random vectors; `--set geometry=true` takes" in section.notes[0]
     plain = ef.train("fedavg", synthetic, rounds=1, engine="vectorized", evaluate_every=0)
     assert "geometry" not in plain.measured()
 

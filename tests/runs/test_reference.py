@@ -156,7 +156,9 @@ def test_a_run_can_leave_it_out(tmp_path: Path) -> None:
 def test_local_itself_needs_no_second_and_a_regression_has_one(tmp_path: Path) -> None:
     local = ef.train("local", "synthetic", rounds=1, engine="vectorized")
     assert "itself" in local.reference["absent"]
-    assert "itself" in local.report(tmp_path / "local.html").read_text()
+    text = local.report(tmp_path / "local.html").read_text()
+    assert "itself" in text
+    assert "there is neither here: <code>evenfed study</code>" in text  # no second Local
     number = ef.train("fedavg", "linear", rounds=1, engine="vectorized")
     alone = ef.train("local", "linear", rounds=1, engine="vectorized")
     assert number.reference["metrics"]["r2"] == alone.summary()["r2"]

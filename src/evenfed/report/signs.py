@@ -71,7 +71,7 @@ def signs(record: Record) -> Section | None:
         for name, (heading, axis) in _DRAWN.items()
         if any(values[name] is not None for values in by_client.values())
     ]  # fmt: skip
-    notes = [_extent(record.measured.get("geometry_extent"))]
+    notes = [_extent(record)]
     return Section("signs", title, said, figures, [grid], notes=notes)
 
 
@@ -84,19 +84,25 @@ def geometry_row(label: str, means: Mapping[str, Any]) -> list[str]:
     return [label, *cells.values()]
 
 
-def _extent(extent: Mapping[str, Any] | None) -> str:
+def _extent(record: Record) -> str:
     """On what it was measured."""
     said = (
         "Measured after training on each client's training data, by exchanges that the method "
         "itself does not make. Behind ± stands the standard error of the trace, whose random "
         "vectors are the same for all clients."
     )
+    extent = (record.measured or {}).get("geometry_extent")
     if not extent:
         return said
+    said += (
+        f" At {count(extent['clients'], 'client')}, on at most {extent['rows']} examples of "
+        f"each, with {count(extent['probes'], 'random vector')}"
+    )
+    if record.config.geometry != "panel":
+        return f"{said}."
     return (
-        f"{said} At {count(extent['clients'], 'client')}, on at most {extent['rows']} examples of "
-        f"each, with {count(extent['probes'], 'random vector')}; `--set geometry=true` takes all "
-        "clients and more of both, `--set geometry=false` leaves it out."
+        f"{said}; `--set geometry=true` takes all clients and more of both, "
+        "`--set geometry=false` leaves it out."
     )
 
 

@@ -233,10 +233,11 @@ def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
     true = _over_clusters(chapter)
     excess = _over_best(chapter) if true is None else true
     if excess is None:
+        alone = "`--reference` (Local) or " if _may_train_local(chapter) else ""
         return None, (
             "Excess risk is over the lowest loss of several methods, or over a model of the true "
-            "cluster, and this run has neither: `--reference` (Local) or `evenfed study` with "
-            "several methods gives one, `excess = true` the other where true clusters are known."
+            f"cluster, and there is neither here: {alone}`evenfed study` with several methods "
+            "gives one, `excess = true` the other where true clusters are known."
         )
     names = [str(name) for name in excess.index[:_BARS]]
     rows = []
@@ -269,6 +270,13 @@ def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
         axis, names, rows,
     )  # fmt: skip
     return bars, note
+
+
+def _may_train_local(chapter: Chapter) -> bool:
+    """Whether `--reference` would give this page the losses of clients that train alone."""
+    config = chapter.done[0].config
+    remote = config.engine.get("engine") == "flower"
+    return chapter.single and chapter.alone is None and config.method.name != "local" and not remote
 
 
 def _over_clusters(chapter: Chapter) -> pd.DataFrame | None:
