@@ -119,7 +119,7 @@ def test_every_form_has_controls_of_its_own_length(study: ModuleType) -> None:
     assert (among["axis"], among["objective"]) == ("coordinates", "js")
 
 
-def test_a_form_is_compared_with_its_own_shrink(study: ModuleType) -> None:
+def test_a_form_is_compared_with_each_of_its_own_controls(study: ModuleType) -> None:
     """Arm number `i` has `i^2` everywhere, so that no two pairs of arms have one difference."""
     runs = {
         (arm, seed): dict.fromkeys(study.COLUMNS, float(i * i + seed))
@@ -127,9 +127,15 @@ def test_a_form_is_compared_with_its_own_shrink(study: ModuleType) -> None:
         for seed in (0, 1)
     }
     place = {arm: i for i, arm in enumerate(study.ARMS)}
+    pairs = [
+        (form, control)
+        for form, options in study.FORMS.items()
+        for control in ("random", "shrink", "rate")
+        if control != "random" or "ser.mode" not in options
+    ]
     lines = study.beyond(runs, [0, 1]).splitlines()[2:]
-    assert len(lines) == len(study.FORMS)
-    for line, form in zip(lines, study.FORMS, strict=True):
-        expected = place[form] ** 2 - place[f"{form}, shrink"] ** 2
-        assert line.startswith(f"| {form} | ")
+    assert len(lines) == len(pairs)
+    for line, (form, control) in zip(lines, pairs, strict=True):
+        expected = place[form] ** 2 - place[f"{form}, {control}"] ** 2
+        assert line.startswith(f"| {form} less {control} | ")
         assert re.findall(r"([+-]\d+\.\d+) ± 0", line)[0] == f"{expected:+.3f}"
