@@ -77,6 +77,15 @@ def test_a_gain_within_its_interval_is_no_reason() -> None:
     assert "no method is recommended over fedavg" in found.text()
 
 
+def test_a_large_figure_within_its_interval_is_called_unknown_not_small() -> None:
+    """Few rows a client: the worst client's loss lies above the mean by chance."""
+    found = advise(dataset(0, clients=6, n=40, val=20, grouped=False))
+    spread = figures(found, "spread")
+    assert 0.1 * spread["mean"] < spread["worst"] - spread["mean"] < spread["interval"]
+    assert verdict(found, "qffl") == "not known"
+    assert "above the mean. The interval holds 0, so these rows do not tell." in found.text()
+
+
 def test_an_interval_is_that_of_the_mean_difference() -> None:
     """By hand: differences 1, 0, 2, 1 have mean 1 and variance 2/3; 1.96 sqrt(2/3/4) = 0.800."""
     found = Gain.of(np.array([3.0, 1.0, 4.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0]))

@@ -244,9 +244,7 @@ def _clients(quick: Quick, statements: list[Statement]) -> list[Suggestion]:
     gain = Gain.of(np.concatenate(one), np.concatenate(own))
     judged = [(a, b) for a, b in zip(one, own, strict=True) if len(a) >= FEW]
     better = sum(Gain.of(a, b).clear for a, b in judged)
-    verdict: Verdict = "little to gain"
-    if gain.clear:
-        verdict = "fits" if gain.share > _CLEAR else "may help"
+    verdict = _verdict(gain.clear or gain.share > _CLEAR, gain.clear, gain.share > _CLEAR)
     why = f"Models of their own have a validation loss of {gain.text}"
     if judged:
         why += f"; at {better} of {counted(len(judged), 'client')} with {FEW} rows or more they "
@@ -254,7 +252,7 @@ def _clients(quick: Quick, statements: list[Statement]) -> list[Suggestion]:
     figures = {"better_alone": float(better), "judged": float(len(judged)), "gain": gain.share,
                "interval": gain.half / gain.before, "rows": float(gain.rows)}  # fmt: skip
     statements.append(Statement("alone", why[:1].lower() + why[1:], figures))
-    return [*found, Suggestion(verdict, OWN_MODEL, f"{why}.")]
+    return [*found, Suggestion(verdict, OWN_MODEL, f"{why}.{_unsure(verdict)}")]
 
 
 def _spread(quick: Quick, statements: list[Statement]) -> Suggestion:
@@ -275,11 +273,9 @@ def _spread(quick: Quick, statements: list[Statement]) -> Suggestion:
     )
     figures = {"mean": mean, "worst": worst, "interval": sure}
     statements.append(Statement("spread", text, _plain(figures)))
-    verdict: Verdict = "little to gain"
-    if worst - mean > sure and excess > 0.1:
-        verdict = "fits" if excess > 0.25 else "may help"
+    verdict = _verdict(excess > 0.1, worst - mean > sure, excess > 0.25)
     why = f"The worst client's loss is {excess:.0%} +- {sure / mean:.0%} above the mean."
-    return Suggestion(verdict, BY_LOSS, why)
+    return Suggestion(verdict, BY_LOSS, why + _unsure(verdict))
 
 
 def _too_few(quick: Quick) -> str | None:
@@ -306,11 +302,9 @@ def _kinds(quick: Quick, statements: list[Statement]) -> list[Suggestion]:
     text = f"two models (FOCUS) instead of one have a validation loss of {gain.text}"
     figures = {"gain": gain.share, "interval": gain.half / gain.before, "rows": float(gain.rows)}
     statements.append(Statement("kinds", text, figures))
-    found = gain.clear and gain.share > _CLEAR
-    why = f"{'Clients fall into kinds' if found else 'Clients look alike'}: {text}."
-    verdict: Verdict = "little to gain"
-    if found:
-        verdict = "fits" if gain.share > 0.2 else "may help"
+    verdict = _verdict(gain.share > _CLEAR, gain.clear, gain.share > 0.2)
+    kinds = {"little to gain": "Clients look alike", "not known": "Clients may fall into kinds"}
+    why = f"{kinds.get(verdict, 'Clients fall into kinds')}: {text}.{_unsure(verdict)}"
     return [Suggestion(verdict, BY_KIND, why, ("--set", "m=2"))]
 
 
@@ -331,11 +325,10 @@ def _worst_group(quick: Quick, statements: list[Statement]) -> list[Suggestion]:
         )
     statements.append(Statement("minimax", text, {"fedavg": start, "low": low, "high": high}))
     gain, sure = 1 - high / start, half(worst)
-    verdict: Verdict = "little to gain"
+    seen = start - high > sure
+    verdict = _verdict(gain > (0.01 if seen else _CLEAR), seen, gain > _CLEAR)
     if len(worst) < FEW:
         verdict = "not known"
-    elif start - high > sure and gain > 0.01:
-        verdict = "fits" if gain > _CLEAR else "may help"
     why = f"The largest group loss could go from {start:.3f} to {high:.4f} with a linear model. "
     why += (
         f"PFFL with one cannot meet a bound zeta below {low:.4f}; one above {high:.4f} can be met."
@@ -343,7 +336,7 @@ def _worst_group(quick: Quick, statements: list[Statement]) -> list[Suggestion]:
         else f"A bound zeta above {high:.4f} can be met; whether a lower one can is not known."
     )
     why += f" FedAvg's loss there rests on {counted(len(worst), 'row')} (+- {sure:.3f})"
-    why += f", too few: at least {FEW} are needed." if len(worst) < FEW else "."
+    why += f", too few: at least {FEW} are needed." if len(worst) < FEW else f".{_unsure(verdict)}"
     # a bound that can be met, with room for the rounding and for a run of few rounds
     zeta = math.ceil(1.02 * high * 1000) / 1000
     return [Suggestion(verdict, WORST_GROUP, why, ("--model", "linear", "--set", f"zeta={zeta:g}"))]
@@ -365,15 +358,13 @@ def _rates(
     sure, rows = 1.96 * float(np.sqrt(error)), int(sizes[ends].min())
     text = f"FedAvg selects between {rates.min():.1%} and {rates.max():.1%} of a group's rows"
     statements.append(Statement("selection", text, {"gap": gap, "interval": sure}))
-    verdict: Verdict = "little to gain"
-    if rows < FEW:
-        verdict = "not known"
-    elif gap > max(sure, 0.05):
-        verdict = "fits" if gap > 0.1 else "may help"
+    verdict = "not known" if rows < FEW else _verdict(gap > 0.05, gap > sure, gap > 0.1)
     lacking = int((found.cells.sum(2) == 0).any(1).sum())
     why = f"Selection rates are {gap:.1%} +- {sure:.1%} apart with FedAvg."
     if rows < FEW:
         why += f" One of the groups has {counted(rows, 'row')}, too few: {FEW} are needed."
+    else:
+        why += _unsure(verdict)
     if lacking:
         why += (
             f" {lacking} of {len(found.size)} clients lack a group and cannot measure a disparity: "
@@ -381,6 +372,17 @@ def _rates(
             "nothing about fairness there; fedfb adds counts up over clients."
         )
     return [Suggestion(verdict, ALIKE_RATES, why)]
+
+
+def _verdict(large: bool, seen: bool, strong: bool) -> Verdict:
+    """From whether a figure is large, larger than its interval, and very large."""
+    if not large:
+        return "little to gain"
+    return "not known" if not seen else "fits" if strong else "may help"
+
+
+def _unsure(verdict: Verdict) -> str:
+    return " The interval holds 0, so these rows do not tell." if verdict == "not known" else ""
 
 
 def _strength(v: float) -> str:
