@@ -139,6 +139,17 @@ def test_a_bound_that_is_met_is_said_to_be_met(synthetic: Any) -> None:
     assert "one was found" in said
 
 
+def test_a_bound_of_zero_is_said_to_be_none(synthetic: Any) -> None:
+    record = record_of("pffl", synthetic, rounds=1, model="logistic")
+    assert record.measured is not None
+    largest = max(cell["loss"] for cell in record.measured["certificate"]["cells"])
+    first = one_panel(record).sentences[0]
+    assert first.startswith("No bound was chosen: `zeta = 0`")
+    assert first.endswith(f", {largest:.3f}.")
+    given = record_of("pffl", synthetic, rounds=1, model="logistic", zeta=0.1)
+    assert "keeps 0 of 2 bounds" in one_panel(given).sentences[0]
+
+
 def test_signs_of_ser_are_shown_where_they_were_measured(synthetic: Any) -> None:
     result = ef.train("ser", synthetic, rounds=1, engine="vectorized", evaluate_every=0)
     result.config = result.config.model_copy(update={"geometry": False})

@@ -288,10 +288,15 @@ def _in_words(record: Record) -> list[str]:
     if made["status"] != "no bounds" and cells:
         worst = max(cells, key=lambda c: c["excess"])
         where = "Closest to its bound" if worst["excess"] <= 0 else "Furthest above its bound"
+        options = record.config.method.completed().options
         said.append(
-            f"On training data the final model keeps {len(met)} of {count(len(cells), 'bound')}. "
-            f"{where} is {worst['name']}: loss {number(worst['loss'])}, bound "
-            f"{number(worst['bound'])}."
+            "No bound was chosen: `zeta = 0` asks for losses of 0, which no model has, so the "
+            "largest loss of a group was made small. On training data it is that of "
+            f"{worst['name']}, {number(worst['loss'])}."
+            if options.get("zeta") == 0 and options.get("reference") == "none"
+            else f"On training data the final model keeps {len(met)} of "
+            f"{count(len(cells), 'bound')}. {where} is {worst['name']}: loss "
+            f"{number(worst['loss'])}, bound {number(worst['bound'])}."
         )
     if made["no_certificate"]:
         return [*said, f"Nothing is proved about what could be reached: {made['no_certificate']}."]
