@@ -125,6 +125,8 @@ def test_a_page_writes_an_interval_as_its_value_and_says_where_files_are_found(
     assert done.exit_code == 0, done.stderr
     page = page_of(Record.read(tmp_path / "r"))
     assert "Silo files are looked for from there (`*.csv`)" in page.settings.sentences[1]
+    card = ef.export_model(tmp_path / "r", tmp_path / "m.safetensors").card.read_text()
+    assert "in the folder that holds `r`, or with its path where the silo files are found" in card
     grid = next(s for s in page.parts[0].sections if s.key == "good").grids[0]
     value = grid.rows[0][next(i for i, h in enumerate(grid.head) if "squared" in h)]
     assert re.fullmatch(r"\d\.\d\de\+\d\d\n\(\d\.\d\de\+\d\d to \d\.\d\de\+\d\d\)", value), value
