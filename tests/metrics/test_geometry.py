@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from evenfed.core.examples import Examples
 from evenfed.core.noise import draw_salts, rademacher_like
 from evenfed.core.sign_entropy import entropy
 from evenfed.core.task import Params, Task
+from evenfed.methods.registry import methods
 from evenfed.metrics.geometry import geometry, hessian_trace, sign_pattern, top_eigenvalue
 
 SALTS = draw_salts(torch.Generator().manual_seed(0), 401)
@@ -193,3 +195,27 @@ def test_measuring_leaves_the_run_as_it_was(results: list[Any]) -> None:
     assert (federation.traffic.down, federation.traffic.up) == traffic
     assert federation.states.kept == kept
     assert not federation.states.pending
+
+
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_the_geometry_of_every_method_is_finite(method: str, results: list[Any]) -> None:
+    result = ef.train(method, results[0].data, rounds=1, engine="vectorized", steps=2)
+    found = result.geometry(probes=2, path=2, lanczos=2, rows=20)
+    assert len(found) == len(result.data)
+    assert np.isfinite(found.to_numpy()).all()
+
+
+def test_the_point_of_focus_is_all_of_its_models() -> None:
+    """Of linear models `f_m` the loss of `sum_m pi_m f_m` has blocks `pi_m pi_l H` as its Hessian.
+
+    Its largest eigenvalue is that of one model, which no weights change, times `sum_m pi_m^2`.
+    """
+    data = ef.load("linear", clients=4, n=30, n_val=5, n_test=10)
+    options: dict[str, Any] = {"rounds": 1, "engine": "vectorized", "lr": 0.01, "model": "linear"}
+    one = ef.train("fedavg", data, **options).geometry(probes=2)["top_eigenvalue"]
+    result = ef.train("focus", data, init="common_noise", noise=0.5, m=2, **options)
+    both = result.geometry(probes=2)["top_eigenvalue"]
+    for name in both.index:
+        share = float(result._state(name)["log_pi"].exp().square().sum())
+        assert 0.5 <= share < 1
+        assert both[name] == pytest.approx(share * one[name], rel=1e-3)

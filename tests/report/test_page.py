@@ -256,9 +256,6 @@ def test_loss_geometry_is_shown_where_it_was_measured(run: Path, tmp_path: Path)
     means = result.geometry().mean()
     for name in ("sign_entropy", "flip_rate", "hessian_trace", "top_eigenvalue"):
         assert f"{means[name]:.3f}" in text
-    with pytest.raises(ConfigError, match="mean of its 2 models"):
-        run_config(parse({**table, "method": "focus"}), tmp_path / "focus")
-    assert not (tmp_path / "focus").exists()
 
 
 def test_a_report_from_python_is_that_of_the_folder(tmp_path: Path) -> None:

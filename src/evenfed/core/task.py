@@ -115,8 +115,12 @@ class Task:
 
     def mean_loss(self, params: Params, data: Examples) -> Tensor:
         """Mean loss over the real examples, a scalar; 0 where there are none."""
+        return self.mean_of(self.outputs(params, data.x), data)
+
+    def mean_of(self, outputs: Tensor, data: Examples) -> Tensor:
+        """The same of given outputs `(n, ...)`."""
         weight = data.weight
-        losses = self.losses(self.outputs(params, data.x), data.y)
+        losses = self.losses(outputs, data.y)
         return (losses * weight).sum() / weight.sum().clamp(min=1)
 
     def predictions(self, outputs: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -171,6 +172,13 @@ class Method:
     def parameters(self, deployed: Tree, state: Tree) -> Params:
         """Weights of the one model that a client uses."""
         return deployed  # type: ignore[no-any-return]
+
+    def point(self, deployed: Tree, state: Tree) -> tuple[Tree, Callable[[Tree, Tensor], Tensor]]:
+        """All weights by which a client predicts, and its outputs as a function of them and x.
+
+        Those of its one model; methods that predict with several give all of them.
+        """
+        return self.parameters(deployed, state), self.task.outputs
 
     def module(self, deployed: Tree, state: Tree) -> nn.Module:
         """The one model that a client uses as a plain module in evaluation mode."""

@@ -23,6 +23,7 @@ meant for it and fits it badly; labels outweigh that only after some `1 / tau` r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -293,6 +294,10 @@ class Focus(TrainsAlone):
                 "one model's weights; result.server['params'] holds the models, stacked"
             )
         return trees.row(deployed, 0)  # type: ignore[no-any-return]
+
+    def point(self, deployed: Tree, state: Tree) -> tuple[Tree, Callable[[Tree, Tensor], Tensor]]:
+        """All models together; the client's labels stay as they are."""
+        return deployed, lambda models, x: self.outputs(models, state, x)
 
     def module(self, deployed: Tree, state: Tree) -> nn.Module:
         """The client's mean of the models as one module."""

@@ -16,6 +16,7 @@ one step `alpha`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -129,6 +130,12 @@ class LFTEnsemble(TrainsLocally):
             return together
         return torch.where(
             deployed["gathered"] > 0, together, self.task.outputs(state["params"], x)
+        )
+
+    def point(self, deployed: Tree, state: Tree) -> tuple[Tree, Callable[[Tree, Tensor], Tensor]]:
+        """All members together."""
+        return deployed["members"], lambda members, x: self.outputs(
+            {**deployed, "members": members}, state, x
         )
 
     def parameters(self, deployed: Tree, state: Tree) -> Params:

@@ -118,8 +118,7 @@ class CommonConfig(_Strict):
     geometry: bool | Literal["auto", "panel"] = "panel"
     """Whether loss geometry is measured at the end, which takes products with Hessians.
 
-    "panel": of SER alone, at a few clients; "auto": where every client uses one model; true
-    refuses methods with several.
+    "panel": of SER alone, at a few clients; "auto": where every client uses one model.
     """
     excess: bool = False
     """Whether excess risks (FAA) are measured at the end, which trains a model a true cluster."""

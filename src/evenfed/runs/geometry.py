@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
+from torch import Tensor
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
@@ -61,7 +62,7 @@ def extent_of(runner: Runner, wanted: Wanted) -> Extent | None:
     """How much of the loss geometry of a finished run is measured; None for nothing."""
     if not wanted or (wanted == "panel" and not regularized(runner.method)):
         return None
-    if runner.federation.remote or not has_one_model(runner):
+    if runner.federation.remote or (wanted == "auto" and not has_one_model(runner)):
         return None
     return panel_extent(runner) if wanted == "panel" else WHOLE
 
@@ -90,7 +91,7 @@ def _trained(runner: Runner) -> int:
 
 
 def has_one_model(runner: Runner) -> bool:
-    """Whether clients use one model each, so that there is a point of the loss surface."""
+    """Whether clients use one model each."""
     deployed = runner.method.deployed(runner.server)
     try:
         runner.method.parameters(deployed, runner.state_like())
@@ -156,9 +157,13 @@ class _Geometry:
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
         some = trees.map(lambda t: t[: self.rows], data)
-        params = self.method.parameters(broadcast["deployed"], state)
+        params, outputs = self.method.point(broadcast["deployed"], state)
+
+        def loss(weights: Tree, examples: Examples) -> Tensor:
+            return self.method.task.mean_of(outputs(weights, examples.x), examples)
+
         measured = geometry(
-            self.method.task.mean_loss, params, some, broadcast["salts"],
+            loss, params, some, broadcast["salts"],
             rate=self.rate, path=self.path, lanczos=self.lanczos,
         )  # fmt: skip
         return dict(measured), state

@@ -255,8 +255,6 @@ def _runner(
             f"excess = true needs the true clusters of the clients, which '{data.schema.name}' "
             "does not know; leave it out, and ask result.faa(clusters=...)"
         )
-    if config.geometry is True:  # a method whose clients use several models says so now
-        runner.method.parameters(runner.method.deployed(runner.server), runner.state_like())
     return runner
 
 
