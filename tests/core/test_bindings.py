@@ -39,6 +39,7 @@ def everything(x: Tensor, y: Tensor, index: Tensor) -> Sequence[Tensor]:
         aten.stack.default([x, y], 1), aten.gather.default(x, 2, index),
         aten.scatter_add.default(x, 2, index, y),
         aten.clone.default(aten.permute.default(x, [2, 0, 1]), **layout),
+        aten.permute_copy.default(x, [2, 0, 1]),
         aten.select.int(x, 1, 0), aten.squeeze.dims(aten.unsqueeze.default(x, 1), [1]),
         aten.t.default(one), aten.transpose.int(x, 1, 2), aten.view.default(x, [2, 12]),
         aten.expand.default(x[:, :1], [2, 3, 4]), aten.add_.Tensor(x.clone(), y, alpha=0.1),

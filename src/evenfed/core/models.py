@@ -44,6 +44,7 @@ def linear(inputs: int, outputs: int) -> nn.Module:
 
     Examples
     --------
+    >>> import torch
     >>> linear(64, 10)(torch.zeros(5, 1, 8, 8)).shape
     torch.Size([5, 10])
     """
@@ -69,6 +70,7 @@ def mlp(inputs: int, outputs: int, hidden: int | Sequence[int] = (64,)) -> nn.Mo
 
     Examples
     --------
+    >>> import torch
     >>> mlp(4, 3, hidden=(16, 8))(torch.zeros(5, 4)).shape
     torch.Size([5, 3])
     """
@@ -102,6 +104,7 @@ def cnn(
 
     Examples
     --------
+    >>> import torch
     >>> cnn((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
@@ -147,6 +150,7 @@ def char_gru(
 
     Examples
     --------
+    >>> import torch
     >>> char_gru(80, 80, hidden=16)(torch.zeros(5, 20, dtype=torch.int64)).shape
     torch.Size([5, 80])
     """
@@ -188,6 +192,7 @@ def resnet18(
 
     Examples
     --------
+    >>> import torch
     >>> resnet18((3, 32, 32), 10, width=4)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
