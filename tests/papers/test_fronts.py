@@ -138,6 +138,24 @@ def test_what_is_said_of_hetpfl_and_praffl_is_what_is_stored() -> None:
     assert max(h for synthetic, h, _ in local[:20] if synthetic) < 0.83  # Table 1
 
 
+def test_what_is_said_of_table_2_with_redrawn_splits_is_what_is_stored() -> None:
+    text = (RESULTS / "hetpfl-table2-sound.json").read_text(encoding="utf-8")
+    values: dict[Any, dict[str, Any]] = {}
+    for run in json.loads(text)["runs"]:
+        values.setdefault((run["column"], run["seed"]), {}).update(run["values"])
+    for metric, ahead in (("local_hypervolume", 9), ("global_hypervolume", 11)):
+        pairs = [(rows["hetpfl"][metric], rows["praffl"][metric]) for rows in values.values()]
+        assert (sum(h > p for h, p in pairs), len(pairs)) == (ahead, 15)
+
+    def tight(row: str, column: str) -> float:
+        found = [rows[row]["global_tight"] for (c, _), rows in values.items() if c == column]
+        return round(float(np.mean(found)), 3)
+
+    assert [tight("hetpfl", c) for c in ("0.1", "5", "1000")] == [0.403, 0.645, 0.642]
+    assert {tight("constant", c) for c in ("0.1", "5", "1000")} == {0.6}
+    assert {round(tight("ceiling", c), 2) for c in ("0.1", "5", "1000")} == {0.73}
+
+
 def test_what_is_said_of_pffl_and_gaps_of_rates_is_what_is_stored() -> None:
     """The figures in the findings on Figure 3, means over seeds of (error, gap)."""
     text = (RESULTS / "pffl-figure3-sound.json").read_text(encoding="utf-8")
