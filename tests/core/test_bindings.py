@@ -21,14 +21,16 @@ def everything(x: Tensor, y: Tensor, index: Tensor) -> Sequence[Tensor]:
         op(x.clone())
         for op in (
             aten.abs.default, aten.exp.default, aten.neg.default, aten.neg_.default,
-            aten.relu.default, aten.relu_.default, aten.sgn.default, aten.sigmoid.default,
-            aten.sigmoid_.default, aten.tanh.default, aten.tanh_.default,
+            aten.relu.default, aten.relu_.default, aten.sgn.default, aten.tanh.default,
+            aten.tanh_.default, aten.erf.default, aten.exp_.default, aten.expm1.default,
+            aten.reciprocal.default, aten.reciprocal_.default,
         )
     ]  # fmt: skip
     positive = aten.clamp.default(aten.add.Tensor(x, 3, alpha=2), 0.5)
     layout = {"memory_format": torch.contiguous_format}
     made = [
-        aten.log.default(positive), aten.sqrt.default(positive), aten.clamp.default(x, None, 0.2),
+        aten.log.default(positive), aten.log1p.default(positive), aten.sqrt.default(positive),
+        aten.clamp.default(x, None, 0.2),
         aten.add.Tensor(x, y, alpha=-0.5), aten.sub.Tensor(x, y), aten.mul.Tensor(x, 3.0),
         aten.div.Tensor(x, positive), aten.eq.Tensor(x, x).float(), aten.maximum.default(x, y),
         aten.minimum.default(x, y), aten.where.self(x > 0, x, y),

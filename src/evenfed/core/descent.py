@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
+from evenfed.core.even import paused
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, Stepper
 from evenfed.core.tracing import Eager, First, Step, traced
@@ -187,7 +188,7 @@ def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
     held: _Held | None = None
     runs: dict[Eager, Step] = {}
     extras: list[Sequence[Tensor]] = []
-    with torch.no_grad():
+    with torch.no_grad(), paused():
         for s in range(feed.steps):
             batch = feed.batch(s)
             active = _spread(feed.active(s), plan.levels)

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenfed.core.softmax import sigmoid
-
 
 class GRULayer(nn.Module):
     """`nn.GRU` of one layer in matrix operations, with its weights' shapes and draws."""
@@ -38,7 +36,7 @@ class GRULayer(nn.Module):
             own_gate, own = functional.linear(state, self.weight_hh, self.bias_hh).split_with_sizes(
                 parts, -1
             )
-            reset, keep = sigmoid(gate + own_gate).chunk(2, -1)
+            reset, keep = torch.sigmoid(gate + own_gate).chunk(2, -1)
             candidate = torch.tanh(proposal + reset * own)
             state = candidate + keep * (state - candidate)
             states.append(state)

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evenfed.core import tree as trees
+from evenfed.core.even import FORMS, uneven
 
 aten = torch.ops.aten
 
@@ -87,6 +88,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if uneven(func, args, kwargs):
+            with self:
+                return FORMS[func](*args, **kwargs)
         given = trees.leaves((args, kwargs))
         fixed = bool(given) and all(self.node(t).op == "get_attr" for t in given)
         if not fixed and _reads_values(func, args):

@@ -28,7 +28,8 @@ _IN_PLACE: dict[Any, Any] = {
     aten.relu.default: aten.relu_.default,
     aten.neg.default: aten.neg_.default,
     aten.tanh.default: aten.tanh_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.exp.default: aten.exp_.default,
+    aten.reciprocal.default: aten.reciprocal_.default,
 }
 
 

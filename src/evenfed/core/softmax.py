@@ -1,4 +1,4 @@
-"""Softmax over the last axis, fast also over few classes; and its relative for one logit.
+"""Softmax over the last axis, fast also over few classes.
 
 The kernels work number by number where the last axis is shorter than a vector register: over two
 classes that is more than ten times slower than with the classes first.
@@ -35,22 +35,6 @@ def log_softmax(scores: Tensor) -> Tensor:
     if _short(scores):
         return scores.movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1)
     return scores.log_softmax(-1)
-
-
-def sigmoid(scores: Tensor) -> Tensor:
-    """`scores.sigmoid()`, with the same bits wherever a number stands in the tensor.
-
-    The last numbers of a tensor that fill no vector register go through another function in
-    PyTorch's kernel, so that a client's numbers would depend on how many stand before it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scores = torch.randn(100)
-    >>> torch.allclose(sigmoid(scores), scores.sigmoid(), atol=1e-6)
-    True
-    """
-    return 0.5 * torch.tanh(0.5 * scores) + 0.5
 
 
 def _short(scores: Tensor) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from evenfed.core.even import Even
 from evenfed.core.graphs import Run, flippable, fused_step, hoisted
 from evenfed.core.recording import record
 from evenfed.core.rewrites import simplify
@@ -75,7 +76,12 @@ class Eager:
         A step writes the parameters in place, so an output that shows one must be a copy.
         """
         context = first.context
-        return lambda params, batch: _apart(self.function(*params, *batch, *context), params)
+
+        def run(params: list[Tensor], batch: list[Tensor]) -> Sequence[Tensor]:
+            with Even():
+                return _apart(self.function(*params, *batch, *context), params)
+
+        return run
 
     def step(self, first: First, lr: float, *, flipped: bool) -> Step:
         """What takes `params -= lr * gradient` in place, and returns the extras."""

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError, EvenfedError, QuorumError
+from evenfed.core.even import Even
 from evenfed.core.tree import Tree
 from evenfed.engines.exchange import Chunk, Dropped, Mean
 
@@ -81,7 +82,10 @@ class Fold:
 
     def add(self, chunk: Chunk, good: NDArray[np.bool_]) -> None:
         """Add the usable uploads of a chunk, in its order."""
-        uploads = chunk.uploads if self.each is None else vmap(self.each)(chunk.uploads)
+        uploads = chunk.uploads
+        if self.each is not None:
+            with Even():
+                uploads = vmap(self.each)(uploads)
         if (self.keep or self.by_part) and not isinstance(uploads, Mapping):
             raise ConfigError("parts of an upload are named, so the upload must be a dict")
         kept = {name: uploads[name] for name in self.keep}

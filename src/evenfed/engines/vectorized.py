@@ -14,6 +14,7 @@ from torch.func import vmap
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ClientError, EvenfedError
+from evenfed.core.even import Even
 from evenfed.core.examples import Examples
 from evenfed.core.randomness import generator
 from evenfed.core.tree import Tree
@@ -208,7 +209,7 @@ class VectorizedEngine:
             )
             of_state = 0 if trees.leaves(state) else None
             dims = (axes, of_state, 0, 0 if trees.leaves(draws) else None)
-            with torch.no_grad():
+            with torch.no_grad(), Even():
                 upload, new = vmap(work.function, in_dims=dims)(broadcast, state, examples, draws)
         except EvenfedError:
             raise

@@ -35,7 +35,6 @@ from evenfed.core.examples import Examples
 from evenfed.core.kernels import Kernels, feature_sums
 from evenfed.core.linear_program import best_mix
 from evenfed.core.randomness import generator
-from evenfed.core.softmax import sigmoid
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.core.two_sided import ascended, signed
@@ -127,7 +126,7 @@ class AgnosticFair(FedAvg):
     def scores(self, params: Params, x: Tensor) -> Tensor:
         """`s_w(x)` `(n,)`."""
         margins = self.task.margins(self.task.outputs(params, x))
-        return margins if self.score == "logit" else sigmoid(margins)
+        return margins if self.score == "logit" else torch.sigmoid(margins)
 
     def measure(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree

@@ -37,7 +37,6 @@ from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.linear_program import best_mix
 from evenfed.core.local import LocalTraining
-from evenfed.core.softmax import sigmoid
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
@@ -109,7 +108,7 @@ class FCFL(TrainsLocally):
 
     def disparity(self, params: Params, batch: Examples, context: Tree = ()) -> Tensor:
         """`g_k`; 0 where it is not defined."""
-        soft = sigmoid(self.sharpness * self.task.margins(self.task.outputs(params, batch.x)))
+        soft = torch.sigmoid(self.sharpness * self.task.margins(self.task.outputs(params, batch.x)))
         member = self.members(batch)
         size = member.sum(0)
         rates = soft @ member / size.clamp(min=1)
