@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from evenfed.core.even import FORMS, Even, paused, uneven
+from evenfed.core.even import FORMS, Even, Known, paused, uneven
 from evenfed.core.recording import record
 
 aten = torch.ops.aten
@@ -198,3 +198,34 @@ def test_a_pause_ends_the_mode_for_a_while() -> None:
     assert mode.seen == 2
     with paused():
         x.exp()
+
+
+def smooth(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+def rough(x: Tensor) -> Tensor:
+    return F.relu(x) if x.shape[0] < 10 else F.silu(x)
+
+
+def test_only_functions_that_need_no_form_run_without_the_mode() -> None:
+    known = Known()
+
+    def mode_of(function: Callable[[Tensor], Tensor], x: Tensor) -> type:
+        mode = known.mode(function, (x.shape,))
+        with mode:
+            function(x)
+        return type(mode)
+
+    few, many = numbers(7), numbers(20)
+    assert [issubclass(mode_of(smooth, few), Even) for _ in range(3)] == [True, True, True]
+    assert [issubclass(mode_of(rough, few), Even) for _ in range(3)] == [True, False, False]
+    assert [issubclass(mode_of(rough, many), Even) for _ in range(2)] == [True, True]
+    assert [issubclass(mode_of(lambda x: x, few), Even) for _ in range(2)] == [True, True]
+
+
+def test_a_call_that_fails_proves_nothing() -> None:
+    known = Known()
+    with pytest.raises(ValueError, match="here"), known.mode(rough, ()):
+        raise ValueError("here")
+    assert isinstance(known.mode(rough, ()), Even)

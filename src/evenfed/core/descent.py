@@ -141,7 +141,8 @@ class _Descend(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: _Plan, lr: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_run(plan, lr, flat))
+        with paused():
+            return tuple(_run(plan, lr, flat))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -188,7 +189,7 @@ def _run(plan: _Plan, lr: Tensor, flat: Sequence[Tensor]) -> list[Tensor]:
     held: _Held | None = None
     runs: dict[Eager, Step] = {}
     extras: list[Sequence[Tensor]] = []
-    with torch.no_grad(), paused():
+    with torch.no_grad():
         for s in range(feed.steps):
             batch = feed.batch(s)
             active = _spread(feed.active(s), plan.levels)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import (
 
 aten = torch.ops.aten
 
+_KEPT = 1024
+"""Functions that are remembered, each with the shapes of a call."""
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _EVEN_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 """Exponents that PyTorch computes by products, quotients and square roots."""
@@ -252,6 +254,11 @@ class Even(TorchDispatchMode):  # type: ignore[no-untyped-call]
     True
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.met = False
+        """Whether an operation had to be replaced."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """No: a guard around every operation would cost more than the operation."""
@@ -262,6 +269,7 @@ class Even(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if func in FORMS and uneven(func, args, kwargs):
+            self.met = True
             return FORMS[func](*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -274,3 +282,46 @@ def paused() -> Iterator[None]:
             yield
     else:
         yield
+
+
+class Known:
+    """Functions that were seen to need no replacement; they run without the mode's cost.
+
+    A pure function calls the same operations whenever its inputs have the same shapes.
+
+    Examples
+    --------
+    >>> known = Known()
+    >>> [type(known.mode(torch.relu, "a shape")).__name__ for _ in range(2)]
+    ['_Watch', '_Watch']
+    >>> with known.mode(torch.relu, "a shape"):
+    ...     torch.relu(torch.ones(3)).sum()
+    tensor(3.)
+    >>> type(known.mode(torch.relu, "a shape")).__name__
+    'nullcontext'
+    """
+
+    def __init__(self) -> None:
+        self._even: set[Any] = set()
+
+    def mode(self, function: Any, shapes: Any) -> AbstractContextManager[Any]:
+        """`Even`, or nothing where a call with these shapes is known to be even."""
+        if "<locals>" in getattr(function, "__qualname__", "<locals>"):
+            return Even()  # a new object at every call: nothing would be found again
+        try:
+            key = (function, shapes)
+            return nullcontext() if key in self._even else _Watch(self._even, key)
+        except TypeError:  # cannot be a key
+            return Even()
+
+
+class _Watch(Even):
+    def __init__(self, even: set[Any], key: Any) -> None:
+        super().__init__()
+        self._even = even
+        self._key = key
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        if kind is None and not self.met and len(self._even) < _KEPT:
+            self._even.add(self._key)

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ClientError, EvenfedError
-from evenfed.core.even import Even
+from evenfed.core.even import Known
 from evenfed.core.examples import Examples
 from evenfed.core.randomness import generator
 from evenfed.core.tree import Tree
@@ -66,6 +66,7 @@ class VectorizedEngine:
         self._stacked: OrderedDict[Any, tuple[Examples, int]] = OrderedDict()
         self._stacked_bytes = 0
         self._asked: set[Any] = set()
+        self._even = Known()
         self._lock = threading.Lock()
 
     def run(
@@ -209,7 +210,8 @@ class VectorizedEngine:
             )
             of_state = 0 if trees.leaves(state) else None
             dims = (axes, of_state, 0, 0 if trees.leaves(draws) else None)
-            with torch.no_grad(), Even():
+            shapes = tuple(t.shape for t in trees.leaves((broadcast, state, examples, draws)))
+            with torch.no_grad(), self._even.mode(work.function, shapes):
                 upload, new = vmap(work.function, in_dims=dims)(broadcast, state, examples, draws)
         except EvenfedError:
             raise
