@@ -280,7 +280,7 @@ PAPER = Paper(
                     Metric(f"round_{t}", f"after round {t}") for t in CHECKPOINTS
                 )
             },
-            _convergence_jobs, run, {"published": SEEDS["published"][:3]},
+            _convergence_jobs, run, {"published": SEEDS["published"]},
             claims=tuple(
                 Claim(f"HetPFL is ahead of PraFFL after round {t}", "hetpfl", "praffl",
                       f"round_{t}", ALL)
