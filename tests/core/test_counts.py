@@ -81,6 +81,8 @@ def test_regression_keeps_sums_and_squares_by_group(seed: int, n: int) -> None:
         a, b = y[own].astype(np.float64), p[own].astype(np.float64)
         squares = (loss[own].astype(np.float64) ** 2).sum()
         expected = [a.sum(), b.sum(), (a * a).sum(), (b * b).sum(), (a * b).sum(), squares]
+        e = (a - b) ** 2
+        expected += [(a**3).sum(), (a**4).sum(), (e * a).sum(), (e * a * a).sum(), (e * e).sum()]
         np.testing.assert_allclose(counts.moments[g].numpy(), expected, rtol=1e-12, atol=1e-12)
         assert counts.loss_squares[g].item() == counts.moments[g, 5].item()
         assert counts.confusion[g, 0, 0].item() == own.sum()

@@ -296,7 +296,9 @@ def test_a_predicted_number_stands_beside_the_mean_with_intervals_by_group(tmp_p
     (table,) = _section(record, "good").grids
     column = list(table.head).index("R² ↑")
     assert [row[0] for row in table.rows] == ["fedavg", "constant predictor (reference)"]
-    assert [row[column] for row in table.rows] == [f"{found['r2']:.3f}", "0.000"]
+    span = result.intervals()["r2"]
+    shown = f"{found['r2']:.3f}\n({span.low:.3f} to {span.high:.3f})"
+    assert [row[column] for row in table.rows] == [shown, "0.000"]
     groups = _section(record, "groups")
     module = result.model()
     losses = []
@@ -309,12 +311,42 @@ def test_a_predicted_number_stands_beside_the_mean_with_intervals_by_group(tmp_p
     half = 1.959964 * float(loss.std()) / len(loss) ** 0.5
     mean = float(loss.mean())
     assert groups.grids[0].rows[1][-1] == f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
-    assert [figure.key for figure in groups.figures] == ["loss"]
+    assert [figure.key for figure in groups.figures] == ["loss", "mean_residual"]
     residual = result.groups.loc["m", "mean_residual"]
     assert residual > 0
     assert f"{residual:.3f} too little for m" in groups.sentences[1]
+    offset, scale = data.schema.target
+    rows = {}
+    for client in data:
+        with torch.no_grad():
+            said = module(client.test.x).squeeze(-1).double()
+        for group, sex in enumerate("fm"):
+            at = client.test.group == group
+            own = offset + scale * said[at], scale * (client.test.y[at].double() - said[at])
+            rows[client.name, sex] = own
+    for (client, sex), (said, left) in rows.items():
+        (row,) = (r for r in groups.grids[1].rows if tuple(r[1:3]) == (client, sex))
+        assert _near(row[4], said), "mean prediction by client and group"
+        assert _near(row[5], left), "label minus prediction by client and group"
+    said, left = (torch.cat([rows[c, "m"][i] for c in "ab"]) for i in range(2))
+    assert list(groups.grids[0].head[3:5]) == ["mean prediction", "label minus prediction"]
+    assert _near(groups.grids[0].rows[1][3], said)
+    assert _near(groups.grids[0].rows[1][4], left)
+    span = next(s for s in groups.figures[1].spans if s.part == "m")  # type: ignore[union-attr]
+    assert (span.low, span.high) == pytest.approx(_mean_span(left)[1:], abs=1e-4)
     (worst,) = _section(record, "clients").grids
     assert all(" to " in row[3] for row in worst.rows)
+
+
+def _mean_span(values: torch.Tensor) -> tuple[float, float, float]:
+    mean, half = float(values.mean()), 1.959964 * float(values.std()) / len(values) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def _near(text: str, values: torch.Tensor) -> bool:
+    """Whether a cell shows the mean of rows with its normal interval."""
+    shown = [float(part) for part in re.findall(r"-?[\d.]+", text)]
+    return shown == pytest.approx(_mean_span(values), abs=6e-4)
 
 
 def test_commands_are_quoted_and_say_where_they_are_given(

@@ -170,17 +170,39 @@ def test_the_mean_squared_error_has_the_interval_of_resampled_rows(trained: ef.R
     assert found.low is not None
     assert found.high is not None
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.15 * (high - low))
-    assert "r2" not in trained.intervals()
 
 
-def test_another_loss_gives_the_mean_squared_error_no_interval(trained: ef.Result) -> None:
+def test_r2_has_the_interval_of_resampled_rows(trained: ef.Result) -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(paid(trained, name, "test"), _said(trained, name)) for name in SIZES]
+    replicates = []
+    for _ in range(3000):
+        rows = [rng.integers(len(y), size=len(y)) for y, _ in pairs]
+        y = np.concatenate([own[at] for (own, _), at in zip(pairs, rows, strict=True)])
+        said = np.concatenate([own[at] for (_, own), at in zip(pairs, rows, strict=True)])
+        replicates.append(1 - ((y - said) ** 2).mean() / y.var())
+    low, high = np.quantile(replicates, [0.025, 0.975])
+    found = trained.intervals()["r2"]
+    assert found.estimate == trained.summary()["r2"]
+    assert found.low is not None
+    assert found.high is not None
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.15 * (high - low))
+
+
+def test_another_loss_has_an_interval_of_the_mean_squared_error_too(trained: ef.Result) -> None:
     def absolute(said: Any, y: Any) -> Any:
         return (said.squeeze(-1) - y).abs()
 
     data = trained.data
     other = ef.train("fedavg", data, rounds=1, model="linear", loss=absolute, engine="sequential")
     assert "loss" in other.intervals()
-    assert "mean_squared_error" not in other.intervals()
+    found = other.intervals()["mean_squared_error"]
+    squares = [(paid(trained, name, "test") - _said(other, name)) ** 2 for name in SIZES]
+    n = sum(own.size for own in squares)
+    error = sum(own.size * own.var(ddof=1) for own in squares) ** 0.5 / n
+    assert found.estimate == pytest.approx(np.concatenate(squares).mean(), rel=1e-4)
+    assert found.high is not None
+    assert found.high - found.estimate == pytest.approx(1.959964 * error, rel=1e-3)
 
 
 def _said(result: ef.Result, client: str) -> np.ndarray[Any, np.dtype[np.float64]]:

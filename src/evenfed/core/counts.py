@@ -26,9 +26,10 @@ class Counts:
     loss : Tensor
         `(G, C)`, float64: sum of the loss by group and true label.
     moments : Tensor
-        Float64. Regression: `(G, 6)`, sums of y, prediction, y^2, prediction^2, y * prediction
-        and the squared loss by group. Classification: `(G, 5)`, the sum of the squared loss by
-        group, then zeros.
+        Float64. Regression: `(G, 11)`, sums of y, prediction, y^2, prediction^2, y * prediction
+        and the squared loss by group, then, with e = y - prediction, of y^3, y^4, e^2 y, e^2 y^2
+        and e^4, which hold the spread of squared errors and of R2. Classification: `(G, 5)`, the
+        sum of the squared loss by group, then zeros.
     """
 
     confusion: Tensor
@@ -51,18 +52,20 @@ class Counts:
         return self.moments[..., 5 if self.confusion.shape[-1] == 1 else 0]
 
     def in_unit(self, offset: float, scale: float) -> Counts:
-        """The moments for labels and predictions `offset + scale * value`; losses stay.
+        """The moments for labels and predictions `offset + scale * value`.
+
+        Losses stay, and the sums of third and fourth powers, which large offsets would spoil.
 
         Examples
         --------
         >>> y, p, one = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), torch.ones(2)
         >>> known = count_values(10 + 3 * p, 10 + 3 * y, one.long() * 0, one, one, groups=1)
         >>> found = count_values(p, y, one.long() * 0, one, one, groups=1).in_unit(10, 3)
-        >>> torch.equal(found.moments, known.moments)
+        >>> torch.equal(found.moments[:, :6], known.moments[:, :6])
         True
         """
         n = self.confusion.sum((-2, -1))
-        y, p, yy, pp, yp, squares = self.moments.unbind(-1)
+        y, p, yy, pp, yp, *rest = self.moments.unbind(-1)
         square, product = n * offset * offset, offset * scale
         moments = [
             n * offset + scale * y,
@@ -70,7 +73,7 @@ class Counts:
             square + 2 * product * y + scale * scale * yy,
             square + 2 * product * p + scale * scale * pp,
             square + product * (y + p) + scale * scale * yp,
-            squares,
+            *rest,
         ]
         return Counts(self.confusion, self.loss, torch.stack(moments, -1))
 
@@ -117,7 +120,7 @@ def count_values(
 ) -> Counts:
     """Sums of one client's predictions in regression; every argument is `(n,)`."""
     w, p, t = weight.to(torch.float64), predicted.to(torch.float64), y.to(torch.float64)
-    losses = loss.to(torch.float64)
+    losses, squared = loss.to(torch.float64), (t - p) ** 2
 
     def by_group(values: Tensor) -> Tensor:
         start = torch.zeros(groups, dtype=torch.float64, device=y.device)
@@ -131,6 +134,11 @@ def count_values(
             by_group(w * p * p),
             by_group(w * t * p),
             by_group(w * losses * losses),
+            by_group(w * t**3),
+            by_group(w * t**4),
+            by_group(w * squared * t),
+            by_group(w * squared * t * t),
+            by_group(w * squared * squared),
         ],
         -1,
     )

@@ -62,7 +62,8 @@ the model: fully connected layers alone."""
 EVALUATION = Reveal(
     "evaluate", "counts", "counts",
     "numbers of examples and sums of losses by group, label and prediction, and of squared losses "
-    "by group, when evaluated", True,
+    "by group (of numbers, sums of powers and products of label and prediction), when evaluated",
+    True,
 )  # fmt: skip
 
 

@@ -6,11 +6,17 @@ absolute error, it is the group loss.
 
 Squared errors come from differences of sums in float64: they lose digits when the mean of y
 is more than some 1e6 times the error.
+
+Intervals of the mean squared error and of R2 are by the delta method. With `A` the mean of the
+squared errors `e^2` and `B` that of `(y - mean)^2` they are of `A` and of `1 - A / B`, and an example
+moves `A / B` by `(e^2 - A) / B - A / B^2 ((y - mean)^2 - B)`, over all. Clients are strata: what
+varies inside each counts. The interval of `A / B` is that of its logarithm: R2 is never above 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -95,6 +101,82 @@ def r2(counts: Counts) -> FloatArray:
     # Below float64's rounding of the two sums, y is constant as far as they can tell.
     spread = np.where(spread > 1e-13 * total[..., 2], spread, 0.0)
     return 1.0 - divide(_squared_error(total), spread)
+
+
+def r2_interval(counts: Counts, level: float = 0.95) -> tuple[float, float] | None:
+    """Interval of `r2` over all examples of counts stacked over clients `(K, G, 1, 1)`.
+
+    Moments of both kinds must be in one unit. None where y or the errors do not vary, or where
+    higher moments are not there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evenfed.core.counts import count_values
+    >>> y = torch.linspace(-1, 1, 50)
+    >>> said, one = y + 0.5 * torch.sin(9 * y), torch.ones(50)
+    >>> counts = count_values(said, y, one.long() * 0, one, one, groups=1)
+    >>> low, high = r2_interval(Counts(*(part[None] for part in vars(counts).values())))
+    >>> bool(low < r2(counts) < high < 1)
+    True
+    """
+    sums, n = _by_client(counts)
+    if sums is None or n.sum() < 2:
+        return None
+    total, size = sums.sum(0), n.sum()
+    mean = total[0] / size
+    errors = _squared_error(total) / size
+    spread = total[2] / size - mean**2
+    if not (np.isfinite(total).all() and errors > 0 and spread > 1e-13 * total[2] / size):
+        return None
+    y, yy, y3, y4, ey, eyy, e4 = sums[:, [0, 2, 6, 7, 8, 9, 10]].T
+    ee = _squared_error(sums)
+    away2 = yy - 2 * mean * y + n * mean**2
+    away4 = y4 - 4 * mean * y3 + 6 * mean**2 * yy - 4 * mean**3 * y + n * mean**4
+    both = eyy - 2 * mean * ey + mean**2 * ee
+    a, b = 1 / spread, errors / spread**2
+    first, second = a * ee - b * away2, a * a * e4 - 2 * a * b * both + b * b * away4
+    step = _error_of_mean(first, second, n) * NormalDist().inv_cdf((1 + level) / 2)
+    ratio = errors / spread
+    low, high = 1 - ratio * np.exp(step / ratio), 1 - ratio * np.exp(-step / ratio)
+    return float(low), float(high)
+
+
+def squared_error_interval(counts: Counts, level: float = 0.95) -> tuple[float, float] | None:
+    """Interval of the mean squared error over all examples of counts `(K, G, 1, 1)`.
+
+    Moments of both kinds must be in one unit. None where higher moments are not there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evenfed.core.counts import count_values
+    >>> y, one = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)  # squared errors 1, 4, 9
+    >>> counts = count_values(0 * y, y, one.long() * 0, one, one, groups=1)
+    >>> low, high = squared_error_interval(Counts(*(part[None] for part in vars(counts).values())))
+    >>> round((low + high) / 2, 4), round((high - low) / 2 / 1.959964, 4)  # (49 / 3 / 3) ** 0.5
+    (4.6667, 2.3333)
+    """
+    sums, n = _by_client(counts)
+    if sums is None or n.sum() < 2 or not np.isfinite(sums).all():
+        return None
+    squared = _squared_error(sums)
+    error = _error_of_mean(squared, sums[:, 10], n)
+    middle, half = squared.sum() / n.sum(), NormalDist().inv_cdf((1 + level) / 2) * error
+    return max(float(middle - half), 0.0), float(middle + half)
+
+
+def _by_client(counts: Counts) -> tuple[FloatArray | None, FloatArray]:
+    """Moments `(K, 11)` and sizes `(K,)` of the clients that have examples."""
+    moments, size = _moments(counts).sum(-2), group_sizes(counts).sum(-1)
+    return (moments[size > 0] if moments.shape[-1] > 10 else None), size[size > 0]
+
+
+def _error_of_mean(first: FloatArray, second: FloatArray, n: FloatArray) -> float:
+    """Standard error of a mean over all examples from clients' sums of values and squares."""
+    inside = np.maximum(second - first**2 / n, 0.0)
+    # a client's mean is estimated too; of a client with one example nothing is known
+    return float(np.sqrt((inside * n / np.maximum(n - 1, 1)).sum()) / n.sum())
 
 
 def constant_mean_squared_error(counts: Counts) -> FloatArray:

@@ -16,7 +16,6 @@ from evenfed.core.counts import Counts, count_classes, count_values
 from evenfed.core.errors import ConfigError, DataError, EvenfedError, counted, suggest
 from evenfed.data.problems import SHOWN, Problem, raise_if_any
 from evenfed.metrics.bootstrap import Interval, Statistic, intervals
-from evenfed.metrics.client import FloatArray, accuracy
 from evenfed.metrics.group import group_values
 from evenfed.metrics.regression import regression_values
 from evenfed.runs.audit_data import LEFT, AuditData, Rows
@@ -30,6 +29,11 @@ _CLASSES = (
     "demographic_parity", "equal_opportunity", "equalized_odds", "accuracy",
 )  # fmt: skip
 _NUMBERS = ("mean_prediction", "mean_residual", "mean_squared_error")
+_BETTER = (
+    "demographic_parity_difference", "equal_opportunity_difference", "equalized_odds_difference",
+    "accuracy", "client_accuracy_min", "mean_squared_error", "r2",
+)  # fmt: skip
+"""Metrics that a run has, too, with intervals that know their bounds; see `runs.intervals`."""
 FEW = 30
 """A group or a client with fewer rows is called too small to judge."""
 
@@ -281,19 +285,9 @@ def _intervals(
         return lambda counts: values(counts)[name]
 
     statistics = {name: metric(name) for name in named}
-    if not evaluation.regression:
-        statistics["accuracy"] = accuracy
     how: dict[str, Any] = {"seed": seed, "n": n, "loss_squares": squares}
     found = intervals(evaluation.counts, statistics, **how)
-    if not evaluation.regression:
-        worst: dict[str, Statistic] = {"client_accuracy_min": _worst}
-        found |= intervals(evaluation.counts, worst, pool=False, **how)
-    return found
-
-
-def _worst(counts: Counts) -> FloatArray:
-    """Lowest accuracy of a client `(...)` for counts `(..., K, G, C, C)`."""
-    return np.asarray(np.fmin.reduce(accuracy(counts), -1))
+    return found | {k: v for k, v in evaluation.intervals(seed=seed, n=n).items() if k in _BETTER}
 
 
 def _limits(

@@ -199,11 +199,12 @@ def _results(artifact: Artifact, facts: Facts) -> str:
         always = "mean squared error of always predicting the mean"
         rows.append([always, _number(metrics["constant_mean_squared_error"]), ""])
     text = (
-        "## Results on test data\n\nIntervals cover 95 %. Those of rates and accuracies by client "
-        "and group are Wilson's, those of losses there normal, the others are bootstrapped over "
-        "the test examples. They speak of new examples of these clients, not of other clients or "
-        "seeds. The bootstrap of a largest difference leans upwards: take its upper end as a "
-        "bound.\n\n" + _table(["metric", "value", "interval"], rows)
+        "## Results on test data\n\nIntervals cover 95 %. Those of rates and accuracies are "
+        "Wilson's, of the worst client, worst group and standard deviation over clients simulated, "
+        "of losses by client and group, of R² and of mean squared errors normal, the others are "
+        "bootstrapped over the test examples. They speak of new examples of these clients, not of "
+        "other clients or seeds. The bootstrap of a largest difference leans upwards: take its "
+        "upper end as a bound.\n\n" + _table(["metric", "value", "interval"], rows)
     )
     if len(artifact.description.schema.groups) > 1:
         text += "\n\n### By group\n\n" + _by_group(facts.cells)

@@ -1,9 +1,10 @@
-"""Rates by client or by group, Wilson's intervals, and mean losses, from an evaluation's cells."""
+"""Rates by client or by group with Wilson's intervals, means with normal ones, from cells."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -16,10 +17,12 @@ RATES = {
     "false_positive_rate": ("wrong", "negative"),
 }
 """Every rate as a share: how many, of how many."""
+MEANS = {"mean_prediction": "prediction", "mean_residual": "residual", "loss": "loss"}
+"""Every mean by the name of its sum; that of squares has `_squares` behind it."""
 
 
 def rates(cells: pd.DataFrame, by: Literal["client", "group"]) -> pd.DataFrame:
-    """One row a client or group: examples, each rate and the mean loss, with `_low` and `_high`.
+    """One row a client or group: examples, each rate and mean, with `_low` and `_high`.
 
     Parameters
     ----------
@@ -47,10 +50,33 @@ def rates(cells: pd.DataFrame, by: Literal["client", "group"]) -> pd.DataFrame:
         result[name] = [a / n if n else math.nan for a, n in zip(sums[part], sums[of], strict=True)]
         result[f"{name}_low"] = [math.nan if span is None else span[0] for span in spans]
         result[f"{name}_high"] = [math.nan if span is None else span[1] for span in spans]
-    result["loss"] = sums["loss"] / sums["examples"]
-    if "loss_squares" in sums:
-        pairs = zip(sums["loss"], sums["loss_squares"], sums["examples"], strict=True)
-        ends = [mean_interval(*values) or (math.nan, math.nan) for values in pairs]
-        result["loss_low"] = [max(low, 0.0) for low, _ in ends]
-        result["loss_high"] = [high for _, high in ends]
+    for name, part in MEANS.items():
+        if part not in sums:
+            continue
+        result[name] = sums[part] / sums["examples"]
+        if f"{part}_squares" in sums:
+            ends = [mean_span(cell, part) for cell in sums.to_dict("records")]
+            result[f"{name}_low"] = [math.nan if span is None else span[0] for span in ends]
+            result[f"{name}_high"] = [math.nan if span is None else span[1] for span in ends]
     return result
+
+
+def mean_span(cell: Mapping[Any, Any], part: str) -> tuple[float, float] | None:
+    """Normal interval of the mean of a sum, of a loss cut at 0; None where there is none.
+
+    Parameters
+    ----------
+    cell : mapping
+        `examples`, the sum under the name `part`, and that of squares, of a cell or several.
+
+    Examples
+    --------
+    >>> cell = {"examples": 5, "residual": 10.0, "residual_squares": 30.0}
+    >>> [round(end, 3) for end in mean_span(cell, "residual")]  # 2 and 1.96 times (2.5 / 5) ** 0.5
+    [0.614, 3.386]
+    """
+    if f"{part}_squares" not in cell:
+        return None
+    sums = (float(cell[name]) for name in (part, f"{part}_squares", "examples"))
+    span = mean_interval(*sums)
+    return span if span is None or part != "loss" else (max(span[0], 0.0), span[1])

@@ -126,15 +126,29 @@ def _metrics(chapter: Chapter) -> Grid:
     marks = [["reference" if i else "", *["span"] * len(names)] for i in range(len(rows))]
     what = "mean" if chapter.regression else "most frequent class"
     notes = [
-        "Intervals (95 %, in brackets) are bootstrapped over the test examples of these clients; "
-        "they say nothing about other seeds. That of a largest difference or of the worst of "
-        "several leans to the bad side. ↑ higher is better, ↓ lower is better.",
+        _how(chapter.regression),
         f"The constant predictor always gives the {what}: a reference, not a method. "
         + _about_local(chapter),
     ]
-    if "r2" in names:
-        notes.append("R² has no interval: the sums that clients send do not hold its spread.")
     return Grid("metrics", "Measured on test data", ["method", *heads], rows, marks, notes)
+
+
+def _how(regression: bool) -> str:
+    """Which interval is which."""
+    own = (
+        "R² and the mean squared error: normal, by the delta method on sums of powers, R² on the "
+        "scale of its logarithmic ratio"
+        if regression
+        else "Accuracy: Wilson's"
+    )
+    return (
+        "Intervals (95 %, in brackets) are over the test examples of these clients; they say "
+        f"nothing about other seeds. {own}. Worst client, worst share of clients, worst group and "
+        "standard deviation: each end by simulation, since chance makes the worst look worse and "
+        "clients further apart than they are; the interval may so lie mostly on the better side. "
+        "All others: bootstrapped; that of a largest difference leans to the bad side. "
+        "↑ higher is better, ↓ lower is better."
+    )
 
 
 def _spans(

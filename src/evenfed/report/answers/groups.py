@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 
 from evenfed.metrics.bootstrap import over_seeds
-from evenfed.metrics.proportion import mean_interval, wilson
+from evenfed.metrics.proportion import wilson
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.charts import Dot, DotRow, Dots, Figure, Span, Spans
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import FEW, FEW_NOTE, between, count, listed, number, percent
 from evenfed.runs.record import Record
+from evenfed.runs.shares import MEANS, mean_span
 
 _ROWS = 600
 """Rows of the table by client; what is left out is said."""
@@ -50,7 +51,7 @@ def groups(chapter: Chapter) -> Section | None:
     rates = _rates(chapter)
     figures: list[Figure] = [_figure(chapter, rate) for rate in rates[:3]]
     if chapter.regression:
-        figures.append(_loss_figure(chapter))
+        figures += [_mean_figure(chapter, key) for key in ("loss", "mean_residual")]
     dots = _by_client_figure(chapter)
     if dots is not None:
         figures.append(dots)
@@ -61,8 +62,8 @@ def groups(chapter: Chapter) -> Section | None:
     how = (
         "Intervals (95 %): Wilson's for a share in one run, normal for a mean loss; Student's t "
         "over the seeds of a study; cut at 0 and 1 for a share, at 0 for a loss."
-        if rates else "Intervals (95 %): normal for a mean loss in one run; Student's t over the "
-        "seeds of a study; cut at 0."
+        if rates else "Intervals (95 %): normal in one run, of mean losses, predictions and labels "
+        "minus predictions alike; Student's t over the seeds of a study; cut at 0 for a loss."
     )  # fmt: skip
     notes = [how, FEW_NOTE]
     if rates and chapter.favourable:
@@ -125,37 +126,57 @@ def _figure(chapter: Chapter, rate: Rate) -> Spans:
     return Spans(rate.key, title, text, f"{rate.name}, all clients together", shown)
 
 
-def _loss_figure(chapter: Chapter) -> Spans:
+_AXES = {
+    "loss": ("Loss by group", "mean loss, all clients together"),
+    "mean_residual": (
+        "Label minus prediction by group",
+        "mean, all clients together, in the label's unit; above 0: the model says too little",
+    ),
+}
+"""Title and axis of the figure of a mean by group."""
+
+
+def _mean_figure(chapter: Chapter, key: str) -> Spans:
     names = chapter.first["task"]["groups"]
     spans = []
     for method, own in chapter.by_method():
         for i, group in enumerate(names):
-            found = _loss(own, group)
+            found = _mean(own, group, key)
             if math.isfinite(found.value):
                 label = chapter.label(method)
                 spans.append(replace(found, label=label, part=group, color=i))
-    text = " ".join(f"{s.label}, {s.part}: {s.value:.2f}." for s in spans)
-    return Spans("loss", "Loss by group", text, "mean loss, all clients together", spans)
+    text = " ".join(f"{s.label}, {s.part}: {number(s.value, 2)}." for s in spans)
+    title, axis = _AXES[key]
+    return Spans(key, title, text, axis, spans)
 
 
 def _told(chapter: Chapter) -> list[str]:
     """Of a predicted number: for whom the loss is largest, and to whom too little is said."""
     own, table = chapter.done[:1], chapter.first["groups"]
-    losses = {g: _loss(own, g) for g in table}
+    losses = {g: _mean(own, g, "loss") for g in table}
     worst = max(losses, key=lambda g: losses[g].value)
     best = min(losses, key=lambda g: losses[g].value)
     said = [
         f"The mean loss is largest for {worst}, {_shown(losses[worst])}, and lowest for {best}, "
         f"{_shown(losses[best])}{_resting(own, 'loss_group_max')}."
     ]
-    means = {g: v["mean_residual"] for g, v in table.items() if v.get("mean_residual") is not None}
+    means = {g: _mean(own, g, "mean_residual") for g in table}
+    means = {g: span for g, span in means.items() if math.isfinite(span.value)}
     if means:
         words = (
-            f"{number(abs(m))} too {'little' if m > 0 else 'much'} for {g}"
+            f"{number(abs(m.value))} too {'little' if m.value > 0 else 'much'} for {g}"
+            f"{_either_way(m)}"
             for g, m in means.items()
         )
         said.append(f"On average it says {listed(words)}, in the unit of the label.")
     return said
+
+
+def _either_way(span: Span) -> str:
+    """Whether the interval of a mean holds 0, so that it may be on either side."""
+    if span.low is None or span.high is None or not span.low <= 0 <= span.high:
+        return ""
+    return " (not clearly different from 0)"
 
 
 def _said(chapter: Chapter, rates: Sequence[Rate]) -> list[str]:
@@ -251,8 +272,8 @@ def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
                 continue
             examples = sum(v["examples"] for v in found) / len(found)
             spans = [_span(chapter, own, group, rate, 0) for rate in rates]
-            loss = _loss(own, group)
-            means = [number(sum(v[key] for v in found) / len(found)) for key in numbers]
+            loss = _mean(own, group, "loss")
+            means = [_shown(_mean(own, group, key)) for key in numbers]
             rows.append(
                 [chapter.label(method), group, f"{examples:.1f}".removesuffix(".0"),
                  *(_shown(s) for s in spans), *means, _shown(loss)]
@@ -265,33 +286,38 @@ def _overall(chapter: Chapter, rates: Sequence[Rate]) -> Grid:
     return Grid("groups", "By group, over all clients", head, rows, marks)
 
 
-def _loss(own: Sequence[Record], group: str) -> Span:
-    """The mean loss of a group over all clients: of one run from its cells, else over seeds."""
-    values = [r.measured["groups"].get(group, {}).get("loss") for r in own if r.measured]
+def _mean(own: Sequence[Record], group: str, key: str) -> Span:
+    """A mean of a group over all clients: of one run from its cells, else over seeds."""
+    values = [r.measured["groups"].get(group, {}).get(key) for r in own if r.measured]
     found = [math.nan if v is None else v for v in values]
     if len(found) > 1:
         summary = over_seeds(found)
-        return Span("", summary.mean, max(summary.low, 0.0), summary.high)
+        return Span("", summary.mean, _cut(key, summary.low), summary.high)
     cells = own[0].cells
     if cells is None or group not in cells.index.get_level_values("group"):
         return Span("", found[0])
     total = _total(cells, group)
-    return replace(_mean_loss(total), muted=total["examples"] < FEW)
+    if MEANS[key] not in total:  # of a run that kept no such sums
+        return Span("", found[0], muted=total["examples"] < FEW)
+    return replace(_mean_of(total, key), muted=total["examples"] < FEW)
 
 
-def _mean_loss(cell: Mapping[Any, Any]) -> Span:
-    """The mean loss of a cell, with its interval where its squares are known."""
-    n, total = float(cell["examples"]), float(cell["loss"])
-    span = mean_interval(total, float(cell["loss_squares"]), n) if "loss_squares" in cell else None
-    low, high = span if span is not None else (None, None)
-    return Span("", total / n, None if low is None else max(low, 0.0), high)
+def _cut(key: str, low: float) -> float:
+    """The lower end of an interval; a loss is not below 0."""
+    return max(low, 0.0) if key == "loss" else low
+
+
+def _mean_of(cell: Mapping[Any, Any], key: str) -> Span:
+    """A mean of a cell, with its interval where its squares are known."""
+    low, high = mean_span(cell, MEANS[key]) or (None, None)
+    return Span("", float(cell[MEANS[key]]) / float(cell["examples"]), low, high)
 
 
 def _shown(span: Span) -> str:
     if not math.isfinite(span.value):
         return "undefined"
     known = span.low is not None and span.high is not None and math.isfinite(span.low)
-    return f"{span.value:.3f}" + (f" ({span.low:.3f} to {span.high:.3f})" if known else "")
+    return number(span.value) + (f" ({number(span.low)} to {number(span.high)})" if known else "")
 
 
 def _by_client_figure(chapter: Chapter) -> Dots | None:
@@ -322,10 +348,11 @@ def _by_client_figure(chapter: Chapter) -> Dots | None:
 
 
 def _by_client(chapter: Chapter, rates: Sequence[Rate]) -> Grid | None:
-    """Rates by client and group in the first run of every method."""
+    """Rates and means by client and group in the first run of every method."""
     rows: list[list[str]] = []
     marks: list[list[str]] = []
     left_out = 0
+    means = [key for key in NUMBERS if _kept(chapter, MEANS[key])]
     for method, own in chapter.by_method():
         if own[0].cells is None:
             continue
@@ -343,15 +370,22 @@ def _by_client(chapter: Chapter, rates: Sequence[Rate]) -> Grid | None:
                 grey.append("muted" if n < FEW else "")
             n = float(cell["examples"])
             few = "muted" if n < FEW else ""
-            rows.append([chapter.label(method), str(client), str(group), f"{n:g}", *texts,
-                         _shown(_mean_loss(cell))])  # fmt: skip
-            marks.append(["", "", "", few, *grey, few])
+            texts += [_shown(_mean_of(cell, key)) for key in (*means, "loss")]
+            rows.append([chapter.label(method), str(client), str(group), f"{n:g}", *texts])
+            marks.append(["", "", "", few, *grey, *[few] * (len(means) + 1)])
     if not rows:
         return None
     notes = [f"{count(left_out, 'row')} more are in cells.parquet."] if left_out else []
     seed = "" if chapter.single else f", seed {chapter.done[0].seed}"
-    head = ["method", "client", "group", "test examples", *(r.name for r in rates), "loss"]
+    names = [*(r.name for r in rates), *(NUMBERS[key] for key in means), "loss"]
+    head = ["method", "client", "group", "test examples", *names]
     return Grid(
         "groups_by_client", f"By client and group{seed}", head, rows, marks, notes,
         folded=f"All clients and groups ({count(len(rows), 'row')})",
     )  # fmt: skip
+
+
+def _kept(chapter: Chapter, column: str) -> bool:
+    """Whether the cells of all first runs have a column; older ones have fewer."""
+    cells = [own[0].cells for _, own in chapter.by_method()]
+    return all(column in table for table in cells if table is not None)

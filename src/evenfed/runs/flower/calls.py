@@ -126,8 +126,8 @@ class Asked:
             "model": method.models * model,
             "part": model,
             "scalar": method.models,
-            # by group, label and prediction, losses by group and label, up to six moments by group
-            "counts": self.models(method) * (cells * task.classes + cells + 6 * task.groups),
+            # by group, label and prediction, losses by group and label, up to 11 moments by group
+            "counts": self.models(method) * (cells * task.classes + cells + 11 * task.groups),
             "sums": SUMS * cells + 2 * self.features + 1,
             # a network beside the model is one that the client keeps, or that was sent to it
             "network": max(_numbers(self.state), _numbers(self.broadcast)),
