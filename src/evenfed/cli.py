@@ -93,7 +93,7 @@ def run(
         bool | None,
         typer.Option(
             "--reference/--no-reference",
-            help="Train Local afterwards, a row for comparison; by default if it costs little.",
+            help="Train Local afterwards, for comparison; default: as many clients as cost little.",
         ),
     ] = None,
     settings: Set = None,
@@ -340,7 +340,7 @@ def _print_run(folder: Path, as_json: bool, quiet: bool) -> None:
     """Print what the folder of a finished run holds; nothing is measured again."""
     from evenfed.report.page import write_page
     from evenfed.runs.folder import RunFolder
-    from evenfed.runs.table import run_text
+    from evenfed.runs.run_text import run_text
 
     measured = RunFolder(folder).result()
     page = write_page(folder)

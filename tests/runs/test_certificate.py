@@ -8,7 +8,7 @@ import evenfed as ef
 from evenfed.report.page import write_page
 from evenfed.runs.config import parse
 from evenfed.runs.folder import RunFolder
-from evenfed.runs.table import run_text
+from evenfed.runs.run_text import run_text
 from evenfed.runs.train import run_config
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from evenfed.runs.config import parse
 from evenfed.runs.folder import RESULT, RunFolder
 from evenfed.runs.plan import parse_study
 from evenfed.runs.result import Result
+from evenfed.runs.run_text import run_text
 from evenfed.runs.runner import Runner
 from evenfed.runs.train import resume, run_config
 
@@ -172,17 +174,82 @@ def cohorts(**more: Any) -> Result:
     return ef.train("fedavg", data, rounds=2, participation=2, engine="vectorized", **more)
 
 
-def test_few_of_many_clients_a_round_have_no_reference_unless_it_is_asked_for() -> None:
+def test_of_few_clients_a_round_a_sample_is_the_reference_beside_the_run_on_the_same() -> None:
     result = cohorts()
-    why = result.reference["absent"]
-    assert "training 8 clients in every round costs more than 3 times the run" in why
-    assert "--set evaluate_clients=6" in why
+    found = result.reference
+    data = ef.load("digits", clients=8, seed=0)
+    alone = ef.train("local", data, rounds=2, engine="vectorized")
+    drawn = list(found["clients"])
+    assert (found["sample"]["clients"], found["sample"]["of"]) == (6, 8)  # 3 for one of a cohort
+    assert len(drawn) == 6
+    assert set(drawn) < set(alone.clients.index)
+    # each client alone, whoever else was drawn
+    expected = alone.clients.loc[drawn, "accuracy"].to_dict()
+    assert found["clients"] == pytest.approx(expected, abs=1e-6)
+    # the run on just these clients
+    own = result.clients.loc[drawn]
+    sample = found["sample"]["metrics"]
+    right = (own["accuracy"] * own["examples"]).sum()
+    assert sample["accuracy"] == pytest.approx(right / own["examples"].sum())
+    assert sample["client_accuracy_min"] == own["accuracy"].min()
+    assert cohorts().reference == found  # the seed decides who
+
+
+def test_all_clients_are_trained_alone_where_that_is_asked_for() -> None:
     asked = cohorts()
     asked.config = asked.config.model_copy(update={"local_reference": True})
     data = ef.load("digits", clients=8, seed=0)
     alone = ef.train("local", data, rounds=2, engine="vectorized")
+    assert "sample" not in asked.reference
     # every client trains in every round, whatever the cohorts were
     assert asked.reference["metrics"]["accuracy"] == alone.summary()["accuracy"]
+
+
+def test_the_page_and_the_terminal_compare_a_sample_with_the_run_on_the_same_clients() -> None:
+    result = cohorts()
+    found = result.reference
+    parts = {s.key: s for s in page_of(result.record()).parts[0].sections}
+    (grid,) = parts["good"].grids
+    labels = ["fedavg", "fedavg, on the same 6 clients",
+              "local, on 6 of 8 clients drawn by seed (reference)"]  # fmt: skip
+    assert [row[0] for row in grid.rows][:3] == labels
+    column = list(grid.head).index("accuracy ↑")
+    for row, measured in zip(grid.rows, (result.measured(), found["sample"], found), strict=False):
+        low, high = measured["intervals"]["accuracy"]
+        value = measured["metrics"]["accuracy"]
+        assert row[column] == f"{value:.3f}\n({low:.3f} to {high:.3f})"
+    own, alone = found["sample"]["metrics"]["accuracy"], found["metrics"]["accuracy"]
+    said = " ".join(parts["good"].sentences)
+    who = "6 of 8 clients, drawn by the seed, that train alone (Local)"
+    assert f"{who} are right in {100 * alone:.0f} %" in said
+    assert f"on the same clients the run has {100 * own:.0f} %" in said
+    assert "`--reference` trains all" in " ".join(grid.notes)
+    bars = next(f for f in parts["clients"].figures if f.key == "excess")
+    assert set(bars.categories) == set(found["clients"])  # type: ignore[union-attr]
+    text = run_text(result.measured())
+    assert f"on 6 of 8 clients drawn by seed; the run on the same 6: {own:.3f}" in text
+
+
+def test_a_sample_has_at_least_five_clients() -> None:
+    data = ef.load("digits", clients=8, seed=0)
+    result = ef.train("fedavg", data, rounds=1, participation=1, engine="vectorized")
+    assert result.reference["sample"]["clients"] == 5
+
+
+def test_of_many_clients_the_worst_have_bars_and_all_have_quantiles() -> None:
+    data = ef.load("synthetic", clients=300, seed=0)
+    result = ef.train("fedavg", data, rounds=1, engine="vectorized")
+    losses = result.reference["losses"]
+    own = result.clients["loss"]
+    excess = {name: own[name] - min(own[name], losses[name]) for name in own.index}
+    clients = next(s for s in page_of(result.record()).parts[0].sections if s.key == "clients")
+    bars = next(f for f in clients.figures if f.key == "excess")
+    worst = sorted(excess, key=lambda name: -excess[name])[:60]
+    assert [round(v or 0, 9) for v in bars.rows[0].values] == [round(excess[n], 9) for n in worst]  # type: ignore[union-attr]
+    grid = next(g for g in clients.grids if g.key == "excess_quantiles")
+    column = list(grid.head).index("median")
+    assert grid.rows[0][column] == f"{np.median(list(excess.values())):.3f}"
+    assert "Of 300 clients the 60 with the largest excess risk are drawn" in " ".join(clients.notes)
 
 
 def test_only_clients_that_are_evaluated_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +268,7 @@ def test_only_clients_that_are_evaluated_are_trained(monkeypatch: pytest.MonkeyP
 def test_a_reference_that_fails_does_not_lose_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failed(runner: Runner) -> Runner:
+    def failed(runner: Runner, chosen: Any) -> Runner:
         raise EvenfedError("no memory")
 
     monkeypatch.setattr("evenfed.runs.reference._trained", failed)
@@ -209,6 +276,23 @@ def test_a_reference_that_fails_does_not_lose_the_run(
     assert RunFolder(tmp_path / "run").result()["metrics"]["accuracy"] > 0
     (grid,) = section(tmp_path / "run", "good").grids
     assert "is not beside it: its training failed: no memory." in grid.notes[1]
+
+
+def test_the_terminal_compares_numbers_in_the_unit_of_the_label(tmp_path: Path) -> None:
+    number = ef.train("fedavg", "linear", rounds=1, engine="vectorized")
+    _ = number.reference
+    measured = number.measured()
+    measured["task"]["scale"] = 2.5
+    alone = number.reference["metrics"]["mean_squared_error"]
+    always = measured["metrics"]["constant_mean_squared_error"]
+    lines = run_text(measured).splitlines()
+    (local,) = (line for line in lines if "clients alone (Local)" in line)
+    (constant,) = (line for line in lines if "constant predictor" in line)
+    assert local.split()[3:] == [f"{alone:.3f}", "mean", "squared", "error,", "for", "reference"]
+    assert constant.split()[2:5] == [f"{always:.3f}", "mean", "squared"]
+    label = number.data.schema.label
+    assert f"in the square of the unit of {label}" in lines[-1]
+    assert f"losses are those of training, of {label} divided by 2.500" in lines[-1]
 
 
 def test_runs_of_a_study_train_none_and_a_study_without_local_says_how_to_add_it(

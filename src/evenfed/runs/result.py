@@ -267,9 +267,10 @@ class Result(WithFronts):
     def reference(self) -> dict[str, Any]:
         """What clients reach alone: `Local` on the same data with the same local training.
 
-        Trained when first asked for, which takes about as long as FedAvg over all clients; read
-        where the run's folder holds it. `metrics` and `intervals` are those of test data; where it
-        is not trained, `absent` says why. See `runs.reference`.
+        Trained when first asked for, which takes at most some three times as long as the run, of
+        small cohorts for a sample of the clients; read where the run's folder holds it. `metrics`
+        and `intervals` are those of test data; where it is not trained, `absent` says why. See
+        `runs.reference`.
         """
         folder = None if self.folder is None else RunFolder(self.folder)
         if folder is not None and folder.finished and "reference" in (kept := folder.result()):
@@ -329,6 +330,7 @@ class Result(WithFronts):
             "title": self.method.title,
             "kind": schema.kind,
             "label": schema.label,
+            "scale": schema.target[1],
             "classes": schema.classes,
             "class_names": list(schema.class_names),
             "groups": list(schema.groups.labels),

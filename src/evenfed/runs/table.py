@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from evenfed.core.errors import ConfigError, counted, suggest
+from evenfed.core.errors import ConfigError, suggest
 from evenfed.metrics.bootstrap import SeedSummary, over_seeds
 from evenfed.metrics.client import tail_size
 
@@ -47,6 +47,22 @@ HEADINGS = {
 REFERENCE = "constant predictor (reference)"
 LOCAL = "local (reference)"
 """Of a single run: what its clients reach alone."""
+
+
+def local_label(reference: Mapping[str, Any]) -> str:
+    """The row of what clients reach alone; which of them, where a sample was trained.
+
+    Examples
+    --------
+    >>> local_label({"sample": {"clients": 6, "of": 40}})
+    'local, on 6 of 40 clients drawn by seed (reference)'
+    """
+    sample = reference.get("sample")
+    if not sample:
+        return LOCAL
+    return f"local, on {sample['clients']} of {sample['of']} clients drawn by seed (reference)"
+
+
 _SPREAD = (
     "std", "variance", "gap", "difference", "to_overall", "coefficient_of_variation", "angle",
     "kl_to_uniform", "gini",
@@ -366,38 +382,3 @@ def frame(sections: Sequence[Section]) -> pd.DataFrame:
     index = pd.MultiIndex.from_tuples(list(rows), names=["dataset", "method"])
     data = [[row.get(key, math.nan) for key in ordered] for row in rows.values()]
     return pd.DataFrame(data, index=index, columns=pd.MultiIndex.from_tuples(ordered))
-
-
-def run_text(measured: Mapping[str, Any]) -> str:
-    """The metrics of one run as lines.
-
-    Examples
-    --------
-    >>> task = {"kind": "regression", "title": "FedAvg", "clients": 2, "groups": ["all"]}
-    >>> metrics = dict.fromkeys(REGRESSION, 0.5) | {"tail": 0.1}
-    >>> run = {"task": task, "dataset": "toy", "seed": 0, "rounds": 1, "metrics": metrics}
-    >>> print(run_text(run | {"intervals": {}}).splitlines()[1].split())
-    ['loss', '↓', '0.500']
-    """
-    task, metrics = measured["task"], measured["metrics"]
-    head = (
-        f"{task['title']} on {measured['dataset']}: {counted(task['clients'], 'client')}, "
-        f"{counted(measured['rounds'], 'round')}, seed {measured['seed']}; on test data"
-    )
-    lines = [head]
-    for name in default_metrics(measured):
-        value = metrics.get(name)
-        low, high = measured["intervals"].get(name, (None, None))
-        span = "" if low is None or high is None else f"  95 % interval {low:.3f} to {high:.3f}"
-        shown = "undefined" if value is None else f"{value:.3f}"
-        lines.append(f"  {heading(name, metrics.get('tail')):<28} {shown}{span}")
-    for name, value in list(constant(metrics).items())[:1]:
-        said = f"{HEADINGS[name]}, for reference"
-        lines.append(f"  {'constant predictor':<28} {value:.3f}  {said}")
-    name = "loss" if task["kind"] == "regression" else "accuracy"
-    alone = measured.get("reference", {}).get("metrics", {}).get(name)
-    if alone is not None:
-        lines.append(f"  {'clients alone (Local)':<28} {alone:.3f}  {name}, for reference")
-    if certificate := measured.get("certificate"):
-        lines += ["certificate", *(f"  {sentence}" for sentence in certificate["sentences"])]
-    return "\n".join(lines)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pandas as pd
 
 from evenfed.metrics.proportion import mean_interval, wilson
 from evenfed.report.answers.chapter import Chapter
-from evenfed.report.charts import BarRow, Bars, Dot, DotRow, Dots, Figure
+from evenfed.report.answers.excess import excess, faa_said
+from evenfed.report.charts import Dot, DotRow, Dots, Figure
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import FEW, FEW_NOTE, between, count, listed, number, percent
 from evenfed.runs.record import Record
-from evenfed.runs.table import LOCAL
+from evenfed.runs.table import local_label
 
 NAMED = 5
 """Worst clients that are named."""
-_BARS = 60
-"""Clients beyond which bars would be hairs."""
 
 
 def clients(chapter: Chapter) -> Section:
@@ -28,8 +27,8 @@ def clients(chapter: Chapter) -> Section:
     dots = _distribution(chapter, value)
     if dots is not None:
         figures.append(dots)
-    said, notes = _said(chapter, value) + _faa(chapter) + _untested(chapter), []
-    bars, why = _excess(chapter)
+    said, notes = _said(chapter, value) + faa_said(chapter) + _untested(chapter), []
+    bars, quantiles, why = excess(chapter)
     if bars is not None:
         figures.append(bars)
     if chapter.trained:
@@ -37,7 +36,8 @@ def clients(chapter: Chapter) -> Section:
     moves = "" if chapter.regression else "A client with few test examples moves in large steps. "
     notes.append(moves + FEW_NOTE)
     title = "Is it fair to clients?"
-    return Section("clients", title, said, figures, [_worst(chapter, value)], notes)
+    grids = [_worst(chapter, value), *quantiles]
+    return Section("clients", title, said, figures, grids, notes)
 
 
 def _frame(record: Record, value: str) -> pd.DataFrame:
@@ -104,7 +104,9 @@ def _row_alone(chapter: Chapter, alone: dict[str, float]) -> DotRow:
     dots = [Dot(value, name, sizes.get(name, 0) < FEW) for name, value in alone.items()]
     worst = (max if chapter.regression else min)(alone.values())
     mean = sum(alone.values()) / len(alone)
-    return DotRow(LOCAL, dots, f"worst {number(worst)}, mean {number(mean)}", 6)
+    return DotRow(
+        local_label(chapter.alone or {}), dots, f"worst {number(worst)}, mean {number(mean)}", 6
+    )
 
 
 def _better_off(chapter: Chapter, frame: pd.DataFrame, value: str) -> list[str]:
@@ -134,20 +136,37 @@ def _said(chapter: Chapter, value: str) -> list[str]:
             f"The largest mean loss has client {frame.index[0]}, {number(worst['loss'])}; the "
             f"lowest {frame.index[-1]}, {number(best['loss'])}."
         )
-        return [largest, *_better_off(chapter, frame, value)]
-    n = float(worst["examples"])
+        return [
+            largest,
+            *_spread(record, value, len(frame)),
+            *_better_off(chapter, frame, value),
+        ]
+    n, most = float(worst["examples"]), float(best["examples"])
     span = wilson(float(worst["accuracy"]) * n, n)
+    top = wilson(float(best["accuracy"]) * most, most)
     said = [
         f"The worst client, {frame.index[0]}, is right in {percent(worst['accuracy'])} of cases"
         f"{between(span, n)}, the best, {frame.index[-1]}, in {percent(best['accuracy'])}"
-        f"{between(None, float(best['examples']))}."
+        f"{between(top, most)}."
     ]
     if n < FEW:
         said.append("That is too few to judge the worst.")
-    spread = record.measured["metrics"]["client_accuracy_std"] if record.measured else None
-    if spread is not None:
-        said.append(f"The standard deviation over {count(len(frame), 'client')} is {spread:.3f}.")
-    return [*said, *_better_off(chapter, frame, value)]
+    return [*said, *_spread(record, value, len(frame)), *_better_off(chapter, frame, value)]
+
+
+def _spread(record: Record, value: str, clients: int) -> list[str]:
+    """The standard deviation over clients, and whether chance alone may be behind it."""
+    measured, name = record.measured or {}, f"client_{value}_std"
+    spread = measured.get("metrics", {}).get(name)
+    if spread is None:
+        return []
+    said = f"The standard deviation over {count(clients, 'client')} is {number(spread)}"
+    low, high = measured.get("intervals", {}).get(name, (None, None))
+    if low is None or high is None:
+        return [f"{said}."]
+    said += f" (interval {number(low)} to {number(high)})."
+    chance = "So few test examples would make clients that are alike differ as much."
+    return [said, chance] if low == 0 else [said]
 
 
 def _compared(chapter: Chapter, value: str) -> list[str]:
@@ -226,129 +245,3 @@ def _loss_span(record: Record, client: str) -> tuple[float, float] | None:
     sums = [float(own[name].sum()) for name in ("loss", "loss_squares", "examples")]
     span = mean_interval(*sums)
     return None if span is None else (max(span[0], 0.0), span[1])
-
-
-def _excess(chapter: Chapter) -> tuple[Bars | None, str]:
-    """Excess risk of every client over a reference, and what the reference is."""
-    true = _over_clusters(chapter)
-    excess = _over_best(chapter) if true is None else true
-    if excess is None:
-        alone = "`--reference` (Local) or " if _may_train_local(chapter) else ""
-        return None, (
-            "Excess risk is over the lowest loss of several methods, or over a model of the true "
-            f"cluster, and there is neither here: {alone}`evenfed study` with several methods "
-            "gives one, `excess = true` the other where true clusters are known."
-        )
-    names = [str(name) for name in excess.index[:_BARS]]
-    rows = []
-    for method in excess.columns:
-        values = [float(v) if math.isfinite(v) else None for v in excess[method][:_BARS]]
-        color = 6 if method == LOCAL or method in chapter.references else 0
-        rows.append(BarRow(chapter.label(method), values, color=color))
-    lowest = (
-        "the lower of the run's loss and Local's on that client"
-        if chapter.single
-        else "the lowest loss that any row of this study, references included, reaches on that "
-        "client with the same seed; mean over seeds"
-    )
-    note = (
-        "Excess risk is drawn as FOCUS draws it, but not over a model of the client's true "
-        f"cluster, which was not trained here: the reference is {lowest}. It is never negative, "
-        "and what is best everywhere has 0."
-    )
-    axis = "loss above the lowest of any row on that client"
-    if true is not None:
-        axis = "loss above that of a model of the true cluster"
-        note = (
-            "Excess risk as FOCUS measures it: over one centralised model trained on all clients "
-            "of the same true cluster; mean over seeds. Negative: the client does better than that."
-        )
-    if len(excess) > _BARS:
-        note += f" The first {_BARS} of {count(len(excess), 'client')} are drawn."
-    bars = Bars(
-        "excess", "Excess risk of every client", _largest(rows, names),
-        axis, names, rows,
-    )  # fmt: skip
-    return bars, note
-
-
-def _may_train_local(chapter: Chapter) -> bool:
-    """Whether `--reference` would give this page the losses of clients that train alone."""
-    config = chapter.done[0].config
-    remote = config.engine.get("engine") == "flower"
-    return chapter.single and chapter.alone is None and config.method.name != "local" and not remote
-
-
-def _over_clusters(chapter: Chapter) -> pd.DataFrame | None:
-    """Excess risk over models of true clusters, of the methods all of whose runs measured it."""
-    found = {}
-    for method, own in chapter.by_method():
-        parts = [
-            r.measured["excess"]["clients"] for r in own if r.measured and "excess" in r.measured
-        ]
-        if len(parts) == len(own):
-            found[method] = pd.DataFrame(parts).mean()
-    return pd.DataFrame(found) if found else None
-
-
-def _faa(chapter: Chapter) -> list[str]:
-    """FOCUS's measure over true clusters, mean over seeds; nothing where it was not measured."""
-    words, better = [], 0
-    beside = "mean_loss" if chapter.regression else "mean_accuracy"
-    for method, own in chapter.by_method():
-        parts = [r.measured["excess"] for r in own if r.measured and "excess" in r.measured]
-        if len(parts) == len(own):
-            faa, mean = (sum(part[k] for part in parts) / len(parts) for k in ("faa", beside))
-            name = "" if chapter.single else f" with {chapter.label(method)}"
-            words.append(f"{number(faa)}{name} ({beside.replace('_', ' ')} {number(mean)})")
-            better += sum(value < 0 for part in parts for value in part["clients"].values())
-    if not words:
-        return []
-    sentences = [
-        f"The excess risks of two clients differ by at most {listed(words)}: the lower, the more "
-        "alike clients are served for what their kind can reach (FAA). A model that is equally bad "
-        "for all also has a low one: read it beside the mean in brackets."
-    ]
-    if better:
-        where = "" if chapter.single else " in the runs of all methods"
-        sentences.append(
-            f"{count(better, 'excess risk')}{where} {'is' if better == 1 else 'are'} negative: "
-            "those clients do better than the reference of their cluster."
-        )
-    return sentences
-
-
-def _over_best(chapter: Chapter) -> pd.DataFrame | None:
-    """Loss above the lowest of any method, by client and method; seed by seed, then the mean."""
-    if chapter.single:
-        return _over_local(chapter)
-    if len(chapter.methods) < 2:
-        return None
-    found = []
-    for seed in chapter.seeds:
-        own = {r.method: r.clients["loss"] for r in chapter.done
-               if r.seed == seed and r.clients is not None}  # fmt: skip
-        losses = pd.DataFrame(own).reindex(columns=chapter.methods)
-        found.append(losses.sub(losses.min(axis=1), axis=0))
-    return pd.concat(found).groupby(level=0, sort=False).mean()
-
-
-def _over_local(chapter: Chapter) -> pd.DataFrame | None:
-    """Loss above the lower of one run's and its reference's, where that kept its clients'."""
-    frame = chapter.done[0].clients
-    alone = (chapter.alone or {}).get("losses")
-    if frame is None or not alone:
-        return None
-    losses = pd.DataFrame({chapter.methods[0]: frame["loss"], LOCAL: pd.Series(alone, dtype=float)})
-    losses = losses.loc[frame.index]
-    return losses.sub(losses.min(axis=1), axis=0)
-
-
-def _largest(rows: Sequence[BarRow], names: Sequence[str]) -> str:
-    said = []
-    for row in rows:
-        found = [(v, name) for v, name in zip(row.values, names, strict=True) if v is not None]
-        if found:
-            value, name = max(found)
-            said.append(f"{row.label}: largest {value:.3f} ({name}).")
-    return " ".join(said)

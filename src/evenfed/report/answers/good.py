@@ -10,13 +10,13 @@ from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import between, listed, number, percent
 from evenfed.runs.table import (
-    LOCAL,
     REFERENCE,
     Row,
     constant,
     default_metrics,
     heading,
     higher_is_better,
+    local_label,
 )
 from evenfed.runs.table import Section as Table
 
@@ -77,15 +77,23 @@ def _said_of_local(chapter: Chapter) -> list[str]:
     if chapter.alone is None:
         return []
     name = "loss" if chapter.regression else "accuracy"
-    value = chapter.alone["metrics"][name]
+    value, sample = chapter.alone["metrics"][name], chapter.alone.get("sample")
     if value is None:
         return []
+    run = sample or chapter.first
+    who = "Clients that train alone (Local)"
+    if sample:
+        who = f"{sample['clients']} of {sample['of']} clients, drawn by the seed, that train alone "
+        who += "(Local)"
     if chapter.regression:
-        said = f"Clients that train alone (Local) have a mean loss of {number(value)}."
+        said = f"{who} have a mean loss of {number(value)}"
+        beside = number(run["metrics"][name])
     else:
         span = between(chapter.alone["intervals"].get(name))
-        said = f"Clients that train alone (Local) are right in {percent(value)}{span}."
-    low, high = chapter.first["intervals"].get(name, (None, None))
+        said = f"{who} are right in {percent(value)}{span}"
+        beside = percent(run["metrics"][name]) + between(run["intervals"].get(name))
+    said += f"; on the same clients the run has {beside}." if sample else "."
+    low, high = run["intervals"].get(name, (None, None))
     if low is None or high is None:
         return [said]
     if low <= value <= high:
@@ -120,7 +128,10 @@ def _metrics(chapter: Chapter) -> Grid:
     heads = [heading(name, metrics["tail"]) for name in names]
     rows = [[chapter.label(measured["method"]), *_spans(names, metrics, measured["intervals"])]]
     if alone is not None:
-        rows.append([LOCAL, *_spans(names, alone["metrics"], alone["intervals"])])
+        if sample := alone.get("sample"):
+            label = f"{chapter.label(measured['method'])}, on the same {sample['clients']} clients"
+            rows.append([label, *_spans(names, sample["metrics"], sample["intervals"])])
+        rows.append([local_label(alone), *_spans(names, alone["metrics"], alone["intervals"])])
     if always:
         rows.append([REFERENCE, *(number(always[n]) if n in always else "-" for n in names)])
     marks = [["reference" if i else "", *["span"] * len(names)] for i in range(len(rows))]
@@ -169,7 +180,7 @@ def _about_local(chapter: Chapter) -> str:
         return (
             "Local, the other one, is what clients reach alone: every client trains in every round "
             "on its own data, with this run's first weights and local training, but for its "
-            "regulariser. It is not counted in what the run cost."
+            f"regulariser. It is not counted in what the run cost.{_sampled(chapter)}"
         )
     made = chapter.first.get("reference")
     if made is not None:
@@ -180,6 +191,18 @@ def _about_local(chapter: Chapter) -> str:
             "study has it as a row of its own."
         )
     return "What clients reach alone (Local) was not trained here: `evenfed study` puts it beside."
+
+
+def _sampled(chapter: Chapter) -> str:
+    """Why not all clients were trained alone, and what to compare."""
+    sample = (chapter.alone or {}).get("sample")
+    if not sample:
+        return ""
+    return (
+        f" All {sample['of']} clients in every round would cost far more than the run, so "
+        f"{sample['clients']} were drawn by the seed: compare them with the row of the run on the "
+        "same clients; `--reference` trains all."
+    )
 
 
 def seconds_best(table: Table, metric: str) -> set[str]:
