@@ -8,6 +8,7 @@ import functools
 import math
 import typing
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
 from evenfed.core.local import LocalTraining
+from evenfed.core.regularizer import SignEntropy
 from evenfed.data.dataset import FederatedDataset, Groups
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
@@ -334,6 +336,41 @@ def test_trains_a_users_own_module_with_its_own_loss(
         loss=lambda out, y: functional.cross_entropy(out, y, reduction="none"),
     )  # fmt: skip
     assert distance(runs[0].everything, plain.everything) > 1e-3, "the loss made no difference"
+
+
+ONE_GRADIENT = {
+    "afl": "a client sends one step along the gradient on all its data",
+    "fedminmax": "a client sends one step along the gradient on all its data",
+    "qfedsgd": "a client sends its gradient",
+}
+"""Methods that do not train locally by several steps: the regulariser is in the one they take."""
+
+
+@every_method
+def test_the_regulariser_of_local_training_works_inside_it(
+    name: str, make_dataset: Any, train_rounds: Callable[..., Any], distance: Any
+) -> None:
+    """Both engines agree on what it does, and it does something.
+
+    Two clients of one size and the regulariser at every second step: a corrected step takes a
+    while to trace. Who takes a single one is corrected at every step.
+    """
+    method = tiny(name, replace(TINY, epochs=1))
+    assert "local" in {f.name for f in dataclasses.fields(method)}, "every method trains somewhere"
+    when: dict[str, Any] = {"when": "step" if name in ONE_GRADIENT else "interval", "interval": 2}
+    local = method.local  # type: ignore[attr-defined]
+    ser = replace(local, regularizer="ser", ser=SignEntropy(rho=0.3, **when))
+    data = make_dataset(sizes=(24, 24))
+    plain, a, b = (
+        train_rounds(method, data, engine, rounds=1, evaluate=False).everything
+        for method, engine in (
+            (replace(method, local=replace(local, ser=SignEntropy(rho=0.0))), "vectorized"),
+            (replace(method, local=ser), "vectorized"),
+            (replace(method, local=ser), "sequential"),
+        )
+    )
+    assert distance(a, b) < ACROSS_ENGINES
+    assert distance(a, plain) > 10 * ACROSS_ENGINES, "the regulariser made no difference"
 
 
 @every_method

@@ -218,7 +218,7 @@ def test_a_fairness_loss_that_is_none_is_warned_of(data: FederatedDataset) -> No
         ({"fusion_steps": 0}, "fusion_steps"),
         ({"preference": 1.5}, "preference"),
         ({"average": False}, "average"),
-        ({"local": LocalTraining(regularizer="ser")}, "regularizer"),
+        ({"local": LocalTraining(optimizer="entropy_sgd")}, "local.optimizer"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, Any], word: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -248,34 +246,7 @@ def test_the_regulariser_is_always_on() -> None:
     assert SER(local=LOCAL) == SER(local=replace(LOCAL, regularizer="ser"))
 
 
-OWN_STEPS = ("lp_proj", "pfedme")
-"""Methods whose personal steps are their own; they refuse a regulariser."""
-
-
-@pytest.mark.parametrize("name", OWN_STEPS)
-def test_methods_with_steps_of_their_own_refuse_the_regulariser(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        build(name, {"local.regularizer": "ser"})
-
-
-def test_the_page_names_the_methods_that_refuse_the_regulariser() -> None:
-    refusing = set()
-    for name, cls in methods().items():
-        if "local" not in {option.name for option in fields(cls)}:
-            continue
-        try:
-            build(name, {"local.regularizer": "ser"})
-        except ConfigError:
-            refusing.add(name)
-    page = (Path(__file__).parents[2] / "docs/methods/ser.md").read_text(encoding="utf-8")
-    sentence = next(line for line in page.splitlines() if line.endswith("refuse it:"))
-    assert set(re.findall(r"`(\w+)`", sentence)) == refusing
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n for n, cls in methods().items() if issubclass(cls, FedAvg) and n not in OWN_STEPS],
-)
+@pytest.mark.parametrize("name", [n for n, cls in methods().items() if issubclass(cls, FedAvg)])
 def test_options_two_levels_down_survive_the_config(name: str) -> None:
     options = {"local.regularizer": "ser", "local.ser.rho": 0.25, "ser.when": "posthoc", "lr": 0.05}
     method = build(name, options)

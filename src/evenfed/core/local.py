@@ -13,6 +13,7 @@ from torch.func import grad
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches, draw_batches
+from evenfed.core.composed import Composed, Whole
 from evenfed.core.descent import descend
 from evenfed.core.entropy_sgd import EntropySGD
 from evenfed.core.errors import ConfigError
@@ -32,7 +33,7 @@ GradientHook = Callable[[Params, Params, Examples, Tree], Params]
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(Whole):
     """The direction of local training: gradient of the (weighted) batch loss, with hooks."""
 
     task: Task
@@ -219,21 +220,54 @@ class LocalTraining:
 
         `strength`, a scalar, multiplies that of the regulariser.
         """
-        objective = Objective(task, term, weights, gradient)
-        if self.regularized:
-            return self.ser.descend(
-                objective, params, data, batches,
-                optimizer=self.rule, lr=lr, context=context, factor=strength,
-            )  # fmt: skip
-        if self.walks:
+        new: Params = self.follow(
+            Objective(task, term, weights, gradient), params, data, batches,
+            lr=lr, context=context, strength=strength,
+        )  # fmt: skip
+        return new
+
+    def follow(
+        self,
+        objective: Composed | tuple[Composed, ...],
+        params: Tree,
+        data: Examples,
+        batches: Batches,
+        *,
+        lr: Tensor,
+        context: Tree = (),
+        optimizer: Optimizer | None = None,
+        pace: Tensor | None = None,
+        strength: Tensor | None = None,
+    ) -> Tree:
+        """Train along an objective of the method's own, or along several that take turns.
+
+        Parameters
+        ----------
+        objective : Composed, or tuple of them
+            The steps, in parts: the regulariser goes into each.
+        optimizer : Optimizer, optional
+            Of the descent, where the objective does the work of `rule` itself.
+        pace : Tensor, optional
+            The rate of that descent; default: `lr`.
+        strength : Tensor, optional
+            Scalar that multiplies that of the regulariser.
+        """
+        if self.walks and not isinstance(objective, tuple):
             return self.entropy_sgd.descend(
                 objective, params, data, batches,
                 lr=lr, weight_decay=self.weight_decay, context=context,
             )  # fmt: skip
-        new, _ = descend(
-            objective, params, data, batches, optimizer=self.rule, lr=lr, context=context
-        )
-        return new  # type: ignore[no-any-return]
+        optimizer = optimizer or self.rule
+        if self.regularized:
+            return self.ser.descend(
+                objective, params, data, batches,
+                optimizer=optimizer, lr=lr, pace=pace, clip=self.clip, context=context,
+                factor=strength,
+            )  # fmt: skip
+        rate = lr if pace is None else pace
+        return descend(
+            objective, params, data, batches, optimizer=optimizer, lr=rate, context=context
+        )[0]
 
     def step_count(self, batches: Batches) -> Tensor:
         """Number of steps that a client really took, a float scalar."""

@@ -8,53 +8,28 @@ the gradient is added afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
+from evenfed.core.composed import Composed
+from evenfed.core.correction import Corrected, Gated, Parts, Plain, PostHoc, Remembering
 from evenfed.core.descent import Direction, descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
-from evenfed.core.noise import draw_salts, normal_like
-from evenfed.core.optimizer import Optimizer, inverse_rate
-from evenfed.core.sign_entropy import (
-    Measure,
-    ahead,
-    entropy,
-    norm,
-    regularizer_gradient,
-    rescaled,
-    soft_sign,
-    usual_measure,
-    widths,
-)
-from evenfed.core.task import Params
+from evenfed.core.noise import draw_salts
+from evenfed.core.optimizer import Optimizer
+from evenfed.core.sign_entropy import Measure, usual_measure
 from evenfed.core.tree import Tree, register_dataclass
-
-
-class Composed(Protocol):
-    """A direction of local training, in its two parts. Equal ones share a trace."""
-
-    def batch_loss(self, params: Params, batch: Examples, context: Tree) -> Tensor:
-        """The batch loss alone."""
-
-    def completed(
-        self, direction: Params, params: Params, batch: Examples, context: Tree
-    ) -> Params:
-        """A direction that follows from the batch loss, with all that the method adds."""
-
 
 _STRENGTH = {"posthoc": 0.1, "interval": 0.3, "step": 0.3}
 _GATE = 0.5
-_COUNTED = 0x9E3779B1
-"""Odd: distinct counts give distinct salts."""
 
 
 @register_dataclass
@@ -209,27 +184,39 @@ class SignEntropy:
 
     def descend(
         self,
-        objective: Composed,
-        params: Params,
+        objective: Composed | tuple[Composed, ...],
+        params: Tree,
         data: Examples,
         batches: Batches,
         *,
         optimizer: Optimizer,
         lr: Tensor,
+        pace: Tensor | None = None,
+        clip: float = 0.0,
         context: Tree = (),
         factor: Tensor | None = None,
-    ) -> Params:
+    ) -> Tree:
         """Take the steps of `batches` from `params` with the regulariser.
 
         Parameters
         ----------
-        objective : Composed
-            The batch loss, and what the method adds to its gradient.
+        objective : Composed, or tuple of them
+            The batch loss, and what the method makes of a direction that follows from it. Those of
+            a tuple take turns, step by step.
+        lr : Tensor
+            The rate of a step along the gradient, which the look-ahead step has too.
+        pace : Tensor, optional
+            The rate of the descent, where directions are not gradients; default: `lr`.
+        clip : float
+            Bound on the gradient's norm, see `Optimizer`.
         factor : Tensor, optional
             Scalar that multiplies `rho`: a client's own strength.
         """
+        objectives = objective if isinstance(objective, tuple) else (objective,)
         rho = torch.tensor(self.strength, dtype=torch.float32, device=data.mask.device)
-        given = {"own": context, "lr": lr, "rho": rho if factor is None else rho * factor}
+        pace = lr if pace is None else pace
+        given = {"own": context, "lr": lr, "pace": pace}
+        given["rho"] = rho if factor is None else rho * factor
         memory: Tree = ()
         if self.control == "random":
             if not isinstance(batches, SaltedBatches):
@@ -239,153 +226,36 @@ class SignEntropy:
             given["salt"] = batches.salt
             memory = torch.zeros((), device=data.mask.device) if self.remembers else ()
         if self.mode == "gate":
-            memory = trees.zeros_like(params)
-        turns = self._turns(_Parts(objective, self, optimizer.clip))
+            memory = trees.zeros_like(objectives[0].regarded(params, context)[0])
+        turns = self._turns([Parts(one, self, clip) for one in objectives])
         (new, _), extras = descend(
-            turns, (params, memory), data, batches, optimizer=optimizer, lr=lr, context=given
+            turns, (params, memory), data, batches, optimizer=optimizer, lr=pace, context=given
         )
         if self.when != "posthoc":
-            return new  # type: ignore[no-any-return]
+            return new
+        last = objectives[-1]
         # the first batch is never the short one at the end of an epoch
         once = Batches(batches.index[..., :1, :], batches.mask[..., :1, :])
-        given |= {"path": extras["norm"].sum(), "start": params}
-        after = _PostHoc(_Parts(objective, self))
-        new, _ = descend(after, new, data, once, optimizer=Optimizer(), lr=lr, context=given)
-        return new  # type: ignore[no-any-return]
+        given["path"] = extras["norm"].sum()
+        if self.control == "shrink":
+            given["start"] = last.regarded(params, context)[0]
+        new, _ = descend(
+            PostHoc(Parts(last, self)), last.afterwards(new), data, once,
+            optimizer=Optimizer(), lr=lr, context=given,
+        )  # fmt: skip
+        return new
 
-    def _turns(self, parts: _Parts) -> Direction | tuple[Direction, ...]:
-        plain, corrected = _Remembering(_Plain(parts)), _Remembering(_Corrected(parts))
-        if self.mode == "gate":
-            return _Remembering(_Gated(parts))
-        if self.when == "posthoc":
-            return plain
-        return corrected if self.when == "step" else (plain,) * (self.interval - 1) + (corrected,)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What all directions need."""
-
-    objective: Composed
-    options: SignEntropy
-    clip: float = 0.0
-
-    def gradient(self, params: Params, batch: Examples, context: Tree) -> Params:
-        return grad(self.objective.batch_loss)(params, batch, context)  # type: ignore[no-any-return]
-
-    def regularized(
-        self, params: Params, batch: Examples, given: Tree, salt: Tensor | None
-    ) -> tuple[Params, Params]:
-        """`g`, and the direction in which a correction goes: `grad R`, or the control's."""
-        at = partial(self.gradient, batch=batch, context=given["own"])
-        if salt is not None:
-            return at(params), normal_like(params, salt)
-        o = self.options
-        return regularizer_gradient(
-            at, params, given["lr"],
-            kappa=o.kappa, objective=o.measure, axis=o.axis, product=o.product,
-            through=o.derives_through,
+    def _turns(self, steps: Sequence[Parts]) -> tuple[Direction, ...]:
+        """The method's own turns, with a correction in its turn."""
+        count = math.lcm(len(steps), self.interval) if self.when == "interval" else len(steps)
+        return tuple(
+            Remembering(self._form(t)(steps[t % len(steps)])) for t in range(count)
         )  # fmt: skip
 
-
-Step = Callable[[Params, Tree, Examples, Tree], tuple[Params, Tree, Tree]]
-"""`(params, memory, batch, given) -> (direction, new memory, extras)`."""
-
-
-@dataclass(frozen=True)
-class _Remembering:
-    """A step that may remember something, as a direction from `(params, memory)`.
-
-    A plain step takes `lr * d` away, so `d = (old - new) / lr` leaves the new memory. At a rate of
-    zero, where a schedule may end, nothing moves.
-    """
-
-    step: Step
-
-    def __call__(self, both: Tree, batch: Examples, given: Tree) -> tuple[Tree, Tree]:
-        params, memory = both
-        direction, new, extras = self.step(params, memory, batch, given)
-        change = trees.map(
-            lambda a, b: (a - b) * inverse_rate(given["lr"]).to(a.dtype), memory, new
-        )
-        return (direction, change), extras
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """`g`; before a correction after the fact also its norm, as the optimizer uses it."""
-
-    parts: _Parts
-
-    def __call__(
-        self, params: Params, memory: Tree, batch: Examples, given: Tree
-    ) -> tuple[Params, Tree, Tree]:
-        g = self.parts.gradient(params, batch, given["own"])
-        direction = self.parts.objective.completed(g, params, batch, given["own"])
-        if self.parts.options.when != "posthoc":
-            return direction, memory, ()
-        length = norm(g)
-        if self.parts.clip:
-            length = length.clamp(max=self.parts.clip)
-        return direction, memory, {"norm": length}
-
-
-@dataclass(frozen=True)
-class _Corrected:
-    """`g + u`."""
-
-    parts: _Parts
-
-    def __call__(
-        self, params: Params, memory: Tree, batch: Examples, given: Tree
-    ) -> tuple[Params, Tree, Tree]:
-        control, salt = self.parts.options.control, None
-        if control == "random":
-            salt = given["salt"] + memory.round().to(torch.int64) * _COUNTED
-            memory = memory + 1
-        g, away = self.parts.regularized(params, batch, given, salt)
-        direction = trees.add(g, rescaled(away, given["rho"] * norm(g)))
-        if control == "shrink":
-            direction = rescaled(g, norm(direction))
-        return self.parts.objective.completed(direction, params, batch, given["own"]), memory, ()
-
-
-@dataclass(frozen=True)
-class _Gated:
-    """`g (1 - rho h2((1 + m) / 2))`, `m` the running mean of soft signs."""
-
-    parts: _Parts
-
-    def __call__(
-        self, params: Params, memory: Tree, batch: Examples, given: Tree
-    ) -> tuple[Params, Tree, Tree]:
-        o = self.parts.options
-        g = self.parts.gradient(params, batch, given["own"])
-        signs = trees.map(soft_sign, g, widths(g, o.kappa))
-        mean = trees.map(lambda m, s: o.decay * m + (1 - o.decay) * s, memory, signs)
-        direction = trees.map(
-            lambda u, m: u * (1 - given["rho"].to(u.dtype) * entropy((1 + m) / 2)), g, mean
-        )
-        if o.control == "shrink":
-            direction = rescaled(g, norm(direction))
-        return self.parts.objective.completed(direction, params, batch, given["own"]), mean, ()
-
-
-@dataclass(frozen=True)
-class _PostHoc:
-    """`rho (sum_t |g_t|) grad R / |grad R|` at the end of the plain steps."""
-
-    parts: _Parts
-
-    def __call__(self, params: Params, batch: Examples, given: Tree) -> tuple[Params, Tree]:
-        control = self.parts.options.control
-        salt = given["salt"] if control == "random" else None
-        _, away = self.parts.regularized(params, batch, given, salt)
-        correction = rescaled(away, given["rho"] * given["path"])
-        if control != "shrink":
-            return correction, ()
-        # w_0 + (w - w_0) |corrected update| / |update|
-        update = trees.subtract(params, given["start"])
-        wanted = norm(ahead(update, correction, given["lr"]))
-        back = trees.subtract(update, rescaled(update, wanted))
-        return trees.map(lambda b: b * inverse_rate(given["lr"]).to(b.dtype), back), ()
+    def _form(self, t: int) -> type[Plain | Corrected | Gated]:
+        """What step `t`, counted from 0, is."""
+        if self.mode == "gate":
+            return Gated
+        if self.when == "posthoc":
+            return Plain
+        return Corrected if self.when == "step" or (t + 1) % self.interval == 0 else Plain

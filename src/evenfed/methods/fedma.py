@@ -15,6 +15,10 @@ outputs, it takes the mean with weights `p_jk`.
 
 In the next round a client begins with its part of the global network, as large as its first one.
 
+With `local.regularizer` every training of a round is corrected. Behind frozen layers gradient, sign
+entropy and correction are those of the layers that train: the frozen ones enter the loss as they
+are and have no part in a step.
+
 Where ours differs from the authors' code: see `core.matching`; biases have the prior mean 0; every
 exchange trains with the same options; the server does not tune the last layer on data of its own; a
 client whose network was not part of the last round begins with the neurons that most networks have
@@ -31,8 +35,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from evenfed.core.descent import descend
-from evenfed.core.errors import ConfigError
+from evenfed.core.composed import Whole
 from evenfed.core.examples import Examples
 from evenfed.core.matching import Matched
 from evenfed.core.task import Params, Task
@@ -58,14 +61,6 @@ class FedMA(MatchesNeurons):
         EVALUATION,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.local.regularizer != "none" or self.local.optimizer == "entropy_sgd":
-            raise ConfigError(
-                "fedma: training with frozen layers goes without local.regularizer and with "
-                "local.optimizer 'sgd' or 'adam'"
-            )
-
     def train(
         self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
     ) -> tuple[dict[str, Tree], Tree]:
@@ -86,10 +81,9 @@ class FedMA(MatchesNeurons):
         weight = own[self.layers[n].weight]
         begin = {k: v for layer in self.layers[n:] for k, v in layer.of(own).items()}
         begin[self.layers[n].weight] = weight @ to.to(weight.dtype)
-        new, _ = descend(
-            _Rest(self.task), begin, data, draws,
-            optimizer=self.local.rule, lr=broadcast["lr"], context=frozen,
-        )  # fmt: skip
+        new = self.local.follow(
+            _Rest(self.task), begin, data, draws, lr=broadcast["lr"], context=frozen
+        )
         rest = {k: new[k] for layer in self.layers[n + 1 :] for k in layer.of(new)}
         return {"layer": self.layers[n].of(new)}, {"params": {**own, **rest}}
 
@@ -128,13 +122,13 @@ class FedMA(MatchesNeurons):
 
 
 @dataclass(frozen=True)
-class _Rest:
+class _Rest(Whole):
     """Gradient of the batch loss by the layers that are not frozen."""
 
     task: Task
 
-    def __call__(self, params: Params, batch: Examples, frozen: Tree) -> tuple[Params, Tree]:
-        def loss(rest: Params) -> Tensor:
-            return self.task.mean_loss({**frozen, **rest}, batch)
+    def batch_loss(self, part: Params, batch: Examples, context: Tree) -> Tensor:
+        return self.task.mean_loss({**context, **part}, batch)
 
-        return grad(loss)(params), ()
+    def __call__(self, params: Params, batch: Examples, frozen: Tree) -> tuple[Params, Tree]:
+        return grad(self.batch_loss)(params, batch, frozen), ()

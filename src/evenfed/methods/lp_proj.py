@@ -12,6 +12,11 @@ lambda u(c)`. Server: `w <- (1 - beta) w + beta mean_i w_i`; `beta` is `server_l
 `penalty="square"` has `lambda/2 ||c||_2^2` instead, `u(c) = c`: the smooth case of the paper's
 theory.
 
+With `local.regularizer` the personal steps are corrected, `theta_i <- theta_i - lr (g + v - lambda
+P' u(c))`, `v` the correction: it sees `F_i` alone, not the agreement. A correction after the fact
+moves `theta_i` at the end of the round; the shared vector feels it from the next round on, in which
+`theta_i` goes on.
+
 `P` is never sent: everybody draws it from the seed of the run. The personal model goes on from
 round to round, so a client that never took part has the first weights.
 
@@ -33,7 +38,7 @@ from torch import Tensor
 from torch.func import grad
 
 from evenfed.core import tree as trees
-from evenfed.core.descent import Direction, descend
+from evenfed.core.composed import Whole
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, inverse_rate
@@ -145,15 +150,14 @@ class LpProj(FedAvg):
         power = self.p if self.penalty == "norm" else 0
         plain = _Step(self.task, self.lam, power, self.local.weight_decay)
         last = replace(plain, eta=self.eta)
-        turns: tuple[Direction, ...] = (plain,) * (self.inner - 1) + (last,)
-        new, _ = descend(
-            turns,
+        new = self.local.follow(
+            (plain,) * (self.inner - 1) + (last,),
             {"theta": state["params"], "w": broadcast["shared"]},
             data,
             draws,
-            optimizer=Optimizer(),
             lr=broadcast["lr"],
             context={"lr": broadcast["lr"], "projection": self.projection},
+            optimizer=Optimizer(),
         )
         return {"shared": new["w"] - broadcast["shared"]}, {"params": new["theta"]}
 
@@ -182,7 +186,7 @@ def flat(params: Params) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Step(Whole):
     """A personal step; if `eta` is given, the step of the shared vector after it."""
 
     task: Task
@@ -202,8 +206,17 @@ class _Step:
         return c.sign() * (c.abs() / length) ** (self.p - 1)
 
     def __call__(self, both: Tree, batch: Examples, given: Tree) -> tuple[Tree, Tree]:
-        theta, w, matrix = both["theta"], both["w"], given["projection"]
-        gradient = grad(self.task.mean_loss)(theta, batch)
+        gradient = grad(self.task.mean_loss)(both["theta"], batch)
+        return self.completed(gradient, both, batch, given), ()
+
+    def regarded(self, params: Tree, context: Tree) -> tuple[Params, Tree]:
+        return params["theta"], context
+
+    def batch_loss(self, part: Params, batch: Examples, context: Tree) -> Tensor:
+        return self.task.mean_loss(part, batch)
+
+    def completed(self, direction: Params, params: Tree, batch: Examples, context: Tree) -> Tree:
+        theta, w, matrix = params["theta"], params["w"], context["projection"]
         back = matrix.T @ self.agreement(w - matrix @ flat(theta))
         sizes = [leaf.numel() for leaf in trees.leaves(theta)]
         leaves, structure = trees.flatten(theta)
@@ -211,11 +224,14 @@ class _Step:
             [b.view(t.shape) for b, t in zip(back.split(sizes), leaves, strict=True)], structure
         )
         direction = trees.map(
-            lambda g, b, t: g - self.lam * b + self.decay * t, gradient, pulls, theta
+            lambda g, b, t: g - self.lam * b + self.decay * t, direction, pulls, theta
         )
         if not self.eta:
-            return {"theta": direction, "w": torch.zeros_like(w)}, ()
-        lr = given["lr"].to(w.dtype)
+            return {"theta": direction, "w": torch.zeros_like(w)}
+        lr = context["lr"].to(w.dtype)
         ahead = trees.map(lambda t, d: t - lr * d, theta, direction)
         u = self.agreement(w - matrix @ flat(ahead))
-        return {"theta": direction, "w": u * (self.eta * self.lam * inverse_rate(lr))}, ()
+        return {"theta": direction, "w": u * (self.eta * self.lam * inverse_rate(lr))}
+
+    def late(self, correction: Params, params: Tree) -> Tree:
+        return {"theta": correction, "w": torch.zeros_like(params["w"])}

@@ -11,6 +11,10 @@ starts at the received model and goes on from batch to batch. Server: `w <- (1 -
 mean_i w_i`; `beta` is `server_lr`. A local round of the paper (`R` of them) is one of the batches
 of local training here.
 
+With `local.regularizer` the personal steps are corrected, `theta <- theta - lr (g + u + lambda
+(theta - w_i))`: `u` sees `F_i` alone, as in FedProx. A correction after the fact moves `theta` at
+the end of the round, and `w_i` as if its last step had seen it: by `eta lambda` times the same.
+
 Where ours differs from the authors' code: only the cohort trains (there everybody does, and a
 sample is averaged); no decay `mu theta` unless `local.weight_decay` asks for it (there 0.001);
 clients that took no part yet use the global model.
@@ -18,7 +22,7 @@ clients that took no part yet use the global model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -26,11 +30,11 @@ from torch.func import grad
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
-from evenfed.core.descent import Direction, descend
+from evenfed.core.composed import Whole
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, inverse_rate
-from evenfed.core.task import Task
+from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
 from evenfed.methods.personal import Personalized, kept
 from evenfed.methods.training import check_plain_steps
@@ -82,21 +86,20 @@ class PFedMe(Personalized):
         received = broadcast["params"]
         step = _Step(self.task, self.lam, self.local.weight_decay)
         last = _Step(self.task, self.lam, self.local.weight_decay, self.eta)
-        turns: tuple[Direction, ...] = (step,) * (self.inner - 1) + (last,)
-        new, _ = descend(
-            turns,
+        new = self.local.follow(
+            (step,) * (self.inner - 1) + (last,),
             {"theta": received, "w": received},
             data,
             repeated(draws, self.inner),
-            optimizer=Optimizer(),
             lr=broadcast["lr"],
             context=broadcast["lr"],
+            optimizer=Optimizer(),
         )
         return {"update": trees.subtract(new["w"], received)}, kept(new["theta"], state)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Step(Whole):
     """A personal step; if `eta` is given, the copy's step from the new personal model after it.
 
     Plain descent takes `lr * d` away, so a step of another length is divided by `lr`.
@@ -108,19 +111,33 @@ class _Step:
     eta: float = 0.0
 
     def __call__(self, both: Tree, batch: Examples, lr: Tree) -> tuple[Tree, Tree]:
-        theta, w = both["theta"], both["w"]
-        gradient = grad(self.task.mean_loss)(theta, batch)
+        gradient = grad(self.task.mean_loss)(both["theta"], batch)
+        return self.completed(gradient, both, batch, lr), ()
+
+    def regarded(self, params: Tree, context: Tree) -> tuple[Params, Tree]:
+        return params["theta"], context
+
+    def batch_loss(self, part: Params, batch: Examples, context: Tree) -> Tensor:
+        return self.task.mean_loss(part, batch)
+
+    def completed(self, direction: Params, params: Tree, batch: Examples, context: Tree) -> Tree:
+        theta, w, lr = params["theta"], params["w"], context
         direction = trees.map(
-            lambda g, t, c: g + self.lam * (t - c) + self.decay * t, gradient, theta, w
+            lambda g, t, c: g + self.lam * (t - c) + self.decay * t, direction, theta, w
         )
         if not self.eta:
-            return {"theta": direction, "w": trees.zeros_like(w)}, ()
+            return {"theta": direction, "w": trees.zeros_like(w)}
         scale = self.eta * self.lam * inverse_rate(lr)
         copy = trees.map(
             lambda c, t, d: (c - (t - lr.to(t.dtype) * d)) * scale.to(t.dtype),
             w, theta, direction,
         )  # fmt: skip
-        return {"theta": direction, "w": copy}, ()
+        return {"theta": direction, "w": copy}
+
+    def late(self, correction: Params, params: Tree) -> Tree:
+        """The copy's last step was towards the personal model as it now becomes."""
+        moved = trees.map(lambda c: self.eta * self.lam * c, correction)
+        return {"theta": correction, "w": moved}
 
 
 def repeated(batches: Batches, times: int) -> Batches:
@@ -130,4 +147,4 @@ def repeated(batches: Batches, times: int) -> Batches:
         steps, width = t.shape
         return t.unsqueeze(1).expand(steps, times, width).reshape(steps * times, width)
 
-    return Batches(rows(batches.index), rows(batches.mask))
+    return replace(batches, index=rows(batches.index), mask=rows(batches.mask))

@@ -13,6 +13,11 @@ steps on `beta_k` along the gradient of the mean over N drawn preferences of
 of the clients' bodies (Eq. 15). At an optimum of `g_tch` the losses lie on the ray (Lemma 1): a
 larger p allows more performance loss, so it is the fairer end.
 
+With `local.regularizer` both phases are corrected, each against the sign entropy of its own
+gradient: the body's of `l_CE`, the head's of the mean of `g_tch` over the step's N preferences,
+which are the same at the look-ahead point. What trains no weights of a client's family (alpha of
+HetPFL's sampler, its FusionNet) is not regularised.
+
 Ours differs from the public code on purpose: the fairness loss is the absolute covariance with
 the probability, not a per-sample square on logits; `g_tch` is the maximum (`logsumexp` is an
 option); `lambda` is held `eps` away from 0; the mean counts every client; each round and client has
@@ -102,8 +107,7 @@ class PraFFL(Written):
             raise ConfigError(f"{self.name}: n_preferences must be at least 2")
         if self.refresh < 0:
             raise ConfigError(f"{self.name}: refresh must not be negative, but is {self.refresh}")
-        if self.local.regularized:
-            raise ConfigError(f"{self.name} does not go with local.regularizer='ser'")
+        _ = self.local.rule  # Entropy-SGD has none, and is refused
         if not self.average and self.deploy == "global":
             raise ConfigError(f"{self.name}: deploy='global' takes average=True")
         if not self.average:

@@ -60,9 +60,8 @@ class TrainsLocally(Method):
 
 def check_plain_steps(owner: str, local: LocalTraining) -> None:
     """Refuse local training that a method with its own steps cannot use."""
-    plain = local.optimizer == "sgd" and not local.momentum and not local.clip
-    if not plain or local.regularizer != "none":
+    if local.optimizer != "sgd" or local.momentum or local.clip:
         raise ConfigError(
             f"{owner}: its steps are plain SGD; use local.optimizer='sgd' without "
-            "local.momentum, local.clip and local.regularizer"
+            "local.momentum and local.clip"
         )
