@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -793,27 +794,26 @@ def test_rotated_mnist_falls_into_its_true_clusters() -> None:
         assert recovered(on_rotated(THREE, data, seed, 10))
 
 
-@pytest.mark.proves("focus", "lower FAA than FedAvg, q-FFL and AFL on rotated digits (slow)")
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FOCUS has the lowest FAA and the highest accuracy; q-FFL loses accuracy as q grows; AFL is
-    between FOCUS and FedAvg in FAA, at less accuracy than FedAvg.
+TABLE_1 = {
+    "focus": (THREE, 0.094, 0.953),
+    "fedavg": (FedAvg(local=FIVE_EPOCHS), 0.363, 0.929),
+    "q=0.1": (QFFL(q=0.1, local=FIVE_EPOCHS), 0.388, 0.922),
+    "q=1": (QFFL(q=1.0, local=FIVE_EPOCHS), 0.612, 0.861),
+    "q=10": (QFFL(q=10.0, local=FIVE_EPOCHS), 0.253, 0.685),
+    "afl": (AFL(eta_lambda=0.01, multi_step=True, local=FIVE_EPOCHS), 0.220, 0.885),
+}
+"""Method; FAA and mean accuracy that the paper prints for rotated MNIST."""
 
-    All with the same local training; AFL with the paper's 0.01, its average model and the last one,
-    which fits these few rounds better: for it the order in accuracy is not asserted.
+
+@pytest.mark.proves("focus", "FAA and accuracy of all pairs in the order of Table 1 (slow)")
+@pytest.mark.slow
+def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five seeds, all with the same local training: of the 15 pairs of methods in each column none
+    is the other way round beyond chance, and those with FOCUS are told apart. Unlike chance, at
+    least 24 of the 30 pairs have a 95 % interval of the differences within seeds on the right side.
     """
-    data = rotated("digits", seed)
-    methods = {
-        "focus": THREE,
-        "fedavg": FedAvg(local=FIVE_EPOCHS),
-        "q=1": QFFL(q=1.0, local=FIVE_EPOCHS),
-        "q=10": QFFL(q=10.0, local=FIVE_EPOCHS),
-        "afl": AFL(eta_lambda=0.01, multi_step=True, local=FIVE_EPOCHS),
-        "afl, last": AFL(eta_lambda=0.01, multi_step=True, output="last", local=FIVE_EPOCHS),
-    }
     # the models of whole clusters are the same for all: trained once
     train, known = excess_runs._reference_losses, {}
 
@@ -824,17 +824,24 @@ def test_faa_and_accuracy_on_rotated_digits_are_in_the_order_of_table_1(
         return known[key]
 
     monkeypatch.setattr(excess_runs, "_reference_losses", once)
-    measured = {name: on_rotated(m, data, seed, 40).faa() for name, m in methods.items()}
-    assert len(known) == 3, "one a cluster"
-    faa = {name: m.faa for name, m in measured.items()}
-    accuracy = {name: m.mean_accuracy or 0.0 for name, m in measured.items()}
-    assert min(faa, key=faa.__getitem__) == "focus"
-    assert max(accuracy, key=accuracy.__getitem__) == "focus"
-    assert accuracy["fedavg"] > accuracy["q=1"] > accuracy["q=10"]
-    assert max(faa["afl"], faa["afl, last"]) < faa["fedavg"]
-    assert accuracy["afl"] < accuracy["fedavg"]
-    # FAA alone would call q = 10 fairer than FedAvg, at little more than half the accuracy
-    assert faa["q=10"] < faa["fedavg"]
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in TABLE_1}
+    for seed in range(5):
+        data = rotated("digits", seed)
+        for name, (method, *_) in TABLE_1.items():
+            found = on_rotated(method, data, seed, 100).faa()
+            assert found.mean_accuracy is not None
+            measured[name].append((found.faa, found.mean_accuracy))
+    assert len(known) == 15, "one a cluster and seed"
+    held = 0
+    for one, other in itertools.combinations(TABLE_1, 2):
+        ours = np.array(measured[other]) - np.array(measured[one])
+        printed = np.array(TABLE_1[other][1:]) - np.array(TABLE_1[one][1:])
+        gain = ours * np.sign(printed)
+        half = 2.776 * gain.std(0, ddof=1) / 5**0.5
+        assert (gain.mean(0) > -half).all(), f"{one} and {other} the other way round"
+        assert one != "focus" or (gain.mean(0) > half).all(), f"focus and {other}"
+        held += int((gain.mean(0) > half).sum())
+    assert held >= 24
 
 
 @pytest.mark.proves("focus", "an unseen client gets the model of its cluster")
