@@ -225,6 +225,19 @@ def test_finetune(line: Any, engine: str, tune_lr: Any) -> None:
         np.testing.assert_allclose(own(line, run, i), u, rtol=1e-5)
 
 
+@pytest.mark.proves("finetune", "tuning by hand where a schedule ends at a rate of 0")
+def test_finetune_after_a_schedule_that_ends_at_zero(line: Any, engine: str) -> None:
+    """The first of two rounds has the base rate, the second none; tuning has the base rate."""
+    models = np.stack([line.trained(i, line.start) for i in line.clients])
+    w = np.average(models, axis=0, weights=line.sizes)
+    local = replace(line.local, schedule="cosine", decay=0.0)
+    run = line.run(FineTuning(local=local, tune_epochs=1), engine)
+    np.testing.assert_allclose(line.theta(run.runner.server["params"]), w, rtol=1e-5)
+    for i in line.clients:
+        expected = w - line.eta * line.gradient(i, w)
+        np.testing.assert_allclose(own(line, run, i), expected, rtol=1e-5)
+
+
 @pytest.mark.proves("finetune", "without tuning it is FedAvg, bit for bit")
 def test_finetune_without_epochs_is_fedavg(
     binary: Any, engine: str, train_rounds: Any, flat: Any

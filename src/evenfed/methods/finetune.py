@@ -5,9 +5,10 @@ Ramage, "Federated Evaluation of On-device Personalization" (arXiv 1910.10252), 
 baseline in Ditto's and other papers.
 
 Symbols: `w_T` FedAvg's last model, `u_i` what client i predicts with: `w_T` after `tune_epochs`
-passes over the client's training data with the options of local training. Nothing is sent. With no
-epochs it is FedAvg. The baseline in Ditto's public code also holds `u_i` near `w_T` by a proximal
-term; here that is left to Ditto itself.
+passes over the client's training data with the options of local training, at the base rate
+`local.lr` whatever the schedule: at a rate that ends near 0 tuning would leave the global model as
+it is. Nothing is sent. With no epochs it is FedAvg. The baseline in Ditto's public code also holds
+`u_i` near `w_T` by a proximal term; here that is left to Ditto itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FineTuning(Personalized):
     tune_epochs : int
         Passes over a client's data after the last round; 0 is FedAvg.
     tune_lr : float, optional
-        Their rate; default: the rate of the last round.
+        Their rate; default: the base rate `local.lr`.
     """
 
     name: ClassVar[str] = "finetune"
@@ -70,6 +71,10 @@ class FineTuning(Personalized):
             lr = torch.full_like(lr, self.tune_lr)
         mine = self.tuning.run(self.task, broadcast["params"], data, draws, lr=lr)
         return {}, kept(mine, state)
+
+    def deployed(self, server: Server) -> Tree:
+        """The global model, and the rate of tuning."""
+        return {"params": server["params"], "lr": self.local.rate(0, 1)}
 
     def finish(self, federation: Federation, server: Server) -> Server:
         """Every client makes the last global model its own."""

@@ -161,7 +161,7 @@ def _jobs(column: str, setting: Setting) -> list[Job]:
                     **case.settings(setting, seed), "method": method,
                     "options": {**size, **own, **more},
                 }  # fmt: skip
-                refused = regularized and key in ("pfedme", "entropy")
+                refused = regularized and key == "entropy"
                 seconds = _seconds(case, setting, regularized, SLOWER.get(key, 1.0))
                 seconds = 0.1 if refused else seconds
                 jobs.append(Job(f"{column}-{row}-{seed}", (row,), column, seed, settings, seconds))
