@@ -61,7 +61,10 @@ class SiloArguments:
 
     silos: Annotated[
         list[str] | None,
-        _option("CSV or Parquet files, one a client: a path or a pattern in quotes. Repeatable."),
+        _option(
+            "CSV or Parquet files, one a client: a path or a pattern in quotes. Repeatable. With "
+            "a CONFIG of silo files: other files of its schema."
+        ),
     ] = None
     label: Annotated[str | None, _option("Column to predict.")] = None
     sensitive: Annotated[str | None, _option("Columns whose levels are the groups: sex,race.")] = (
@@ -99,10 +102,13 @@ class SiloArguments:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, False, [])}
 
-    def read(self, quiet: bool) -> tuple[Silos | None, Record]:
+    def read(
+        self, quiet: bool, configured: dict[str, Any] | None = None
+    ) -> tuple[Silos | None, Record]:
         """Read and check the files, and show what was learnt of them; None without --silos.
 
-        A new schema is in `Record`, to be written when nothing else is refused.
+        A new schema is in `Record`, to be written when nothing else is refused. One that is
+        `configured` is kept, but for what options say, unless --schema or --relearn is given.
         """
         given = self.given()
         if not self.silos:
@@ -113,6 +119,8 @@ class SiloArguments:
         from evenfed.data.silos import recorded_silos
 
         files = given.pop("silos")
+        if configured is not None and not self.relearn and self.schema is None:
+            return self._again(files, configured, given, quiet), Record()
         found, path, new = recorded_silos(files, write=False, **given)
         if not quiet:
             for line in found.lines():
@@ -120,6 +128,19 @@ class SiloArguments:
             if not new:
                 typer.echo(f"schema checked against {path}", err=True)
         return found, Record(found, path, quiet) if new else Record()
+
+    def _again(
+        self, files: list[str], configured: dict[str, Any], given: dict[str, Any], quiet: bool
+    ) -> Silos:
+        from evenfed.data.silo_again import silos_again
+
+        found = silos_again(files, configured, **given)
+        if not quiet:
+            for line in found.lines():
+                typer.echo(line, err=True)
+            kept = f", but for {', '.join(given)}" if given else ""
+            typer.echo(f"schema taken from the config{kept}", err=True)
+        return found
 
 
 def takes_silos(command: Callable[..., None]) -> Callable[..., None]:
@@ -163,12 +184,20 @@ def with_data(
     if silos.silos and dataset is not None:
         flag = "--dataset" if key == "data" else "--datasets"
         raise ConfigError(f"--silos and {flag} both name the data: give one")
-    found, record = silos.read(quiet)
-    if found is None:
-        return table, record
+    if not silos.silos:
+        return table, silos.read(quiet)[1]
     from evenfed.data.silo import SILOS
+    from evenfed.data.silo_again import schema_options
 
-    data = {"name": SILOS, **found.options()}
+    entry: Any = table.get(key)
+    if key == "datasets":
+        entry = entry[0] if isinstance(entry, list) and len(entry) == 1 else None
+    configured = schema_options(entry)
+    found, record = silos.read(quiet, configured)
+    assert found is not None
+    # of a dataset of a study, what holds on it beside its schema stays
+    others = {k: v for k, v in entry.items() if k not in configured} if configured else {}
+    data = {**others, "name": SILOS, **found.options()}
     return {**table, key: data if key == "data" else [data]}, record
 
 

@@ -107,12 +107,19 @@ def test_the_worst_client_is_named_with_its_interval(run: Path) -> None:
     row = clients.loc[clients["accuracy"].idxmin()]
     low, high = wilson(row["accuracy"] * row["examples"], row["examples"]) or (0, 0)
     best = clients["accuracy"].idxmax()
+    top = clients.loc[best]
+    span = wilson(top["accuracy"] * top["examples"], top["examples"]) or (0, 0)
     text = write_page(run).read_text(encoding="utf-8")
     assert (
         f"The worst client, {row.name}, is right in {100 * row['accuracy']:.0f} % of cases "
         f"(interval {100 * low:.0f} to {100 * high:.0f}), the best, {best}, in "
-        f"{100 * clients['accuracy'].max():.0f} %."
+        f"{100 * clients['accuracy'].max():.0f} % (interval {100 * span[0]:.0f} to "
+        f"{100 * span[1]:.0f})."
     ) in text
+    measured = json.loads((run / RESULT).read_text())
+    spread = measured["metrics"]["client_accuracy_std"]
+    low, high = measured["intervals"]["client_accuracy_std"]
+    assert f"clients is {spread:.3f} (interval {low:.3f} to {high:.3f})." in text
 
 
 def test_cells_with_few_examples_are_grey(run: Path) -> None:

@@ -124,9 +124,9 @@ def test_a_page_writes_an_interval_as_its_value_and_says_where_files_are_found(
     done = CliRunner().invoke(app, [*words, "--engine", "sequential", "--no-reference"])
     assert done.exit_code == 0, done.stderr
     page = page_of(Record.read(tmp_path / "r"))
-    assert "Silo files are looked for from there (`*.csv`)" in page.settings.sentences[1]
+    assert "from the folder of its config (`../data/*.csv`)" in page.settings.sentences[1]
     card = ef.export_model(tmp_path / "r", tmp_path / "m.safetensors").card.read_text()
-    assert "in the folder that holds `r`, or with its path where the silo files are found" in card
+    assert "in the folder that holds `r`; where the silo files have moved, add `--silos" in card
     grid = next(s for s in page.parts[0].sections if s.key == "good").grids[0]
     value = grid.rows[0][next(i for i, h in enumerate(grid.head) if "squared" in h)]
     assert re.fullmatch(r"\d\.\d\de\+\d\d\n\(\d\.\d\de\+\d\d to \d\.\d\de\+\d\d\)", value), value

@@ -34,7 +34,7 @@ from evenfed.data.table import MAX_LEVELS, Rows, Table
 SILOS = "silos"
 """The name of data that are silo files; no source of the registry has it."""
 
-PLACES = ("files", "client_column")
+PLACES = ("files", "base", "client_column")
 """Options of a config that say where silos lie on this machine; nodes have their own files."""
 
 

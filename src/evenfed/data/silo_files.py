@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,22 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> tuple[list[Path],
     if not words:
         problems.append(Problem("no silo file is named"))
     return list(found), problems
+
+
+def files_of(options: Mapping[str, Any]) -> list[str]:
+    """Files that a config names; relative ones lie below `base`, by default where we are.
+
+    Examples
+    --------
+    >>> files_of({"files": ["a_*.csv", "/b.csv"], "base": "../data"})
+    ['../data/a_*.csv', '/b.csv']
+    """
+    named = options["files"]
+    words = [named] if isinstance(named, str) else [str(word) for word in named]
+    base = str(options.get("base", ""))
+    # signs of a pattern in the name of the folder are none
+    folders = [glob.escape(base) if glob.has_magic(word) else base for word in words]
+    return [os.path.join(folder, word) for folder, word in zip(folders, words, strict=True)]
 
 
 def _is_folder(text: str) -> bool:

@@ -68,7 +68,8 @@ def read_record(path: Path) -> tuple[SiloSchema, str | None]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["data"]
         column = table.pop("client_column", None)
-        table.pop("files", None)
+        for place in ("files", "base"):
+            table.pop(place, None)
         if table.pop("name") != SILOS:
             raise KeyError
         return SiloSchema.of(table), column

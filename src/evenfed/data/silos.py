@@ -17,7 +17,7 @@ from evenfed.data.preprocess import Scale
 from evenfed.data.problems import Problem, raise_if_any
 from evenfed.data.silo import Silo, SiloSchema, schema_of
 from evenfed.data.silo_checks import check, check_together
-from evenfed.data.silo_files import Part, find_files, parts_of, read_frame
+from evenfed.data.silo_files import Part, files_of, find_files, parts_of, read_frame
 from evenfed.data.silo_record import (
     against,
     check_writable,
@@ -310,7 +310,7 @@ def silos_of_config(options: Mapping[str, Any]) -> Silos:
             "data of silos lie at nodes; to run here, name the files: data.files or --silos"
         )
     schema = SiloSchema.of_config(options)
-    return read_silos(options["files"], fixed(schema), client_column=options.get("client_column"))
+    return read_silos(files_of(options), fixed(schema), client_column=options.get("client_column"))
 
 
 def as_wanted(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from evenfed.core.errors import RunFolderError
+from evenfed.data.silo_files import files_of
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.answers.clients import clients
 from evenfed.report.answers.converged import converged
@@ -29,7 +31,6 @@ from evenfed.report.sections import Page, Part, Section
 from evenfed.report.thinning import LIMIT, fitted
 from evenfed.report.words import listed
 from evenfed.runs.comparison import Study, StudyRun
-from evenfed.runs.config import RunConfig
 from evenfed.runs.folder import CONFIG, REPORT, write_atomically
 from evenfed.runs.record import Record
 from evenfed.runs.study import STUDY, directory, open_study
@@ -94,7 +95,7 @@ def run_page(record: Record) -> Page:
         lead=f"One run with seed {record.seed}, measured on test data.",
         parts=[Part("", sections(Chapter(record.measured["dataset"], [record])))],
         failures=[],
-        settings=_settings(record.config, where, [record.seed], record.folder),
+        settings=_settings(record.config, where, [record.seed], _source(record.folder, CONFIG)),
     )
 
 
@@ -125,7 +126,7 @@ def study_page(study: Study) -> Page:
         lead=f"A study of {len(study.runs)} runs, measured on test data.",
         parts=parts,
         failures=[f"{r.method} on {r.dataset}, seed {r.seed}: {r.error}" for r in study.failed],
-        settings=_settings(study.config, command, study.config.seeds, folder),
+        settings=_settings(study.config, command, study.config.seeds, _source(folder, STUDY)),
     )
 
 
@@ -175,33 +176,55 @@ def _record(run: StudyRun) -> Record | None:
     return Record.read(run.folder, run.method)
 
 
+def _source(folder: Path | None, name: str) -> Path | None:
+    return None if folder is None else folder / name
+
+
 def _command(verb: str, folder: Path | None, config: str) -> str:
     if folder is None:
         return ""
     return shlex.join(["evenfed", verb, f"{directory(folder)}/{config}", "--out", "NEW"])
 
 
-def _settings(config: Any, command: str, seeds: Sequence[int], folder: Path | None) -> Section:
+def _settings(config: Any, command: str, seeds: Sequence[int], source: Path | None) -> Section:
+    """`source` is the file that holds the config, where there is one."""
     written = config if config.versions else config.completed()
     facts = [("seeds", ", ".join(map(str, seeds))), *written.versions.items()]
-    again = ("To rebuild it", command) if command else None
-    holder = directory(folder).split("/")[0]
+    text = written.toml() if source is None else source.read_text(encoding="utf-8")
+    if source is None:
+        said = ["It was started from Python without a folder, so no command rebuilds it."]
+        pre = [("All settings", text)]
+        return Section("settings", "All settings, seeds and versions", said, facts=facts, pre=pre)
+    place = directory(source.parent)
     said = [
         "Everything that decides the numbers is here; the first command rebuilds them, given in "
-        f"the folder that holds {holder}."
-        if again
-        else "It was started from Python without a folder, so no command rebuilds it."
+        f"the folder that holds {place.split('/')[0]}.",
+        *_silo_files(tomllib.loads(text)),
     ]
-    data = [config.data] if isinstance(config, RunConfig) else config.datasets
-    if again and (files := [name for one in data for name in one.relative_files]):
-        said.append(
-            f"Silo files are looked for from there ({listed(f'`{name}`' for name in files)}); if "
-            f"they lie elsewhere, give it where they are found, with the path of {holder}."
-        )
-    pre = [*([again] if again else []), ("All settings", written.toml())]
-    if folder is not None:
-        pre.insert(1, ("This page again", shlex.join(["evenfed", "report", directory(folder)])))
+    pre = [
+        ("To rebuild it", command), ("This page again", shlex.join(["evenfed", "report", place])),
+        ("All settings", text),
+    ]  # fmt: skip
     return Section("settings", "All settings, seeds and versions", said, facts=facts, pre=pre)
+
+
+def _silo_files(table: Mapping[str, Any]) -> list[str]:
+    """Where the command finds silo files that a config names by relative paths."""
+    entries = [table["data"]] if "data" in table else table.get("datasets", [])
+    options = [entry for entry in entries if entry.get("files")]
+    names = [f for one in options for f in files_of(one) if not Path(f).is_absolute()]
+    if not names:
+        return []
+    shown = listed(f"`{name}`" for name in names)
+    where = (
+        f"Silo files are found from the folder of its config ({shown})"
+        if all("base" in one for one in options)
+        else f"Silo files are looked for from where it is given ({shown})"
+    )
+    return [
+        f"{where}; where they have moved, add `--silos FILES`: columns, types and levels stay "
+        "those of the config."
+    ]
 
 
 def render(page: Page, limit: int = LIMIT) -> str:

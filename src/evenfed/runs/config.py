@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import tomllib
 from contextlib import suppress
@@ -86,9 +87,17 @@ class DataConfig(_Named):
         if wrong:
             refuse(wrong)
 
+    def anchored(self, folder: Path) -> Self:
+        """As a file in `folder` says it: `base` leads from there to relative silo files."""
+        if not self.relative_files:
+            return self
+        here = os.path.realpath(str(self.options.get("base", ".")))
+        base = Path(os.path.relpath(here, os.path.realpath(folder))).as_posix()
+        return type(self)(**{**self.model_dump(exclude_none=True), "base": base})
+
     @property
     def relative_files(self) -> list[str]:
-        """Silo files that are named from where the command was given."""
+        """Silo files that are named from `base`, by default where the command was given."""
         files = self.options.get("files", []) if self.name == SILOS else []
         named = [files] if isinstance(files, str) else files
         return [str(file) for file in named if not Path(file).is_absolute()]
@@ -155,6 +164,10 @@ class RunConfig(CommonConfig):
     seed: int = Field(default=0, ge=0)
     local_reference: bool | Literal["auto"] = "auto"
     """Whether Local is trained after the run, as a reference; "auto": unless it costs far more."""
+
+    def anchored(self, folder: Path) -> Self:
+        """As a file in `folder` says it; see `DataConfig`."""
+        return self.model_copy(update={"data": self.data.anchored(folder)})
 
     def built_method(self) -> Method:
         """The method with its hyperparameters."""
@@ -285,13 +298,19 @@ def all_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a TOML file into a table."""
+    """Read a TOML file into a table; `base` of silo files leads from the file to their folder."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"config file '{path}' does not exist") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file '{path}' is not valid TOML: {error}") from error
+    several = table.get("datasets")
+    for data in (table.get("data"), *(several if isinstance(several, list) else ())):
+        if isinstance(data, dict) and isinstance(data.get("base"), str):
+            base = os.path.relpath(path.parent / data.pop("base"))
+            data |= {} if base == "." else {"base": base}
+    return table
 
 
 def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -317,6 +336,8 @@ def with_settings(table: dict[str, Any], settings: list[str]) -> dict[str, Any]:
             if isinstance(section, str):
                 section = result[head] = {"name": section}
             section[tail] = value
+            if key == "data.files":  # named from where the command is given
+                section.pop("base", None)
         elif not tail and head in RunConfig.model_fields and head not in SECTIONS:
             result[head] = value
         else:

@@ -187,8 +187,8 @@ def _numbers(counts: Counts, schema: Schema, level: float) -> dict[str, Interval
         found["r2"] = Interval(float(r2(counts.total())), *span, level)
     if (span := squared_error_interval(plain, level)) is not None:
         error = float(regression_values(counts.total())["mean_squared_error"])
-        ends = (scale * scale * end for end in span)
-        found["mean_squared_error"] = Interval(error, *ends, level)
+        low, high = (scale * scale * end for end in span)
+        found["mean_squared_error"] = Interval(error, low, high, level)
     return found
 
 

@@ -291,12 +291,13 @@ def _made(artifact: Artifact, facts: Facts, command: Sequence[str]) -> str:
         again = shlex.join(["evenfed", "run", f"{place}/{CONFIG}", "--out", "NEW"])
         where = f"in the folder that holds `{place.split('/')[0]}`"
         if config.data.relative_files:
-            where += ", or with its path where the silo files are found"
+            where += "; where the silo files have moved, add `--silos FILES`"
         rows.append(["run", f"`{again}`, {where}"])
+    written = config if facts.folder is None else config.anchored(facts.folder)
     rows.append(["exported by", f"`{shlex.join(command)}`"])
     return (
         "## How it was made\n\n" + _table(["", ""], rows)
-        + f"\n\nSettings of the run:\n\n```toml\n{config.toml().strip()}\n```"
+        + f"\n\nSettings of the run:\n\n```toml\n{written.toml().strip()}\n```"
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -144,13 +145,17 @@ class StudyConfig(CommonConfig):
         }
         return super().completed().model_copy(update=written)
 
+    def anchored(self, folder: Path) -> Self:
+        """As a file in `folder` says it; see `DataConfig`."""
+        return self.model_copy(update={"datasets": [d.anchored(folder) for d in self.datasets]})
+
     def method_labels(self) -> list[str]:
         """Names of the methods, with those options in which two of one name differ."""
         return _labels([m.completed().model_dump() for m in self.methods], "method")
 
     def dataset_labels(self) -> list[str]:
         """Names of the datasets, with those options in which two of one name differ."""
-        return _labels([plain(d.model_dump()) for d in self.datasets], "dataset")
+        return _labels([plain(d.model_dump(exclude={"base"})) for d in self.datasets], "dataset")
 
     def planned(self) -> list[PlannedRun]:
         """All runs; those on the same data follow each other."""

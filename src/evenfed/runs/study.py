@@ -289,7 +289,7 @@ def _carried_out(
 
 def _folder(config: StudyConfig, out: Path, counted: bool) -> Path:
     """The folder, new or of the same study."""
-    text = config.completed().toml()
+    text = config.completed().anchored(out).toml()
     path = out / STUDY
     if path.exists() and not counted:
         before = (

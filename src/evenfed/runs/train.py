@@ -139,7 +139,8 @@ def run_config(
     runner = _runner(config, observer, data, model, engine)
     if out is None:
         return _finish(runner, config, None)
-    folder = RunFolder.create(out, config.completed().toml(), counted=counted)
+    written = config.completed().anchored(out).toml()
+    folder = RunFolder.create(out, written, counted=counted)
     folder.save_data(data_record(runner.data))
     runner.folder = folder
     try:

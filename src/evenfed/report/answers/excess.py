@@ -72,7 +72,10 @@ def _worst(found: pd.DataFrame, chapter: Chapter) -> pd.DataFrame:
 
 def _quantiles(found: pd.DataFrame, chapter: Chapter) -> Grid:
     rows = [
-        [chapter.label(str(method)), *(number(found[method].quantile(q)) for q in _SHARES.values())]
+        [
+            chapter.label(str(method)),
+            *(number(float(found[method].quantile(q))) for q in _SHARES.values()),
+        ]
         for method in found.columns
     ]
     caption = f"Excess risk over all {count(len(found), 'client')}: quantiles"

@@ -168,7 +168,8 @@ def run_local(
             deployment.start_node(f"node-{index}", *_words(data, index))
         wait_for_server(deployment)
         observer.say(f"engine: flower (a SuperLink and {len(data)} nodes on this machine)")
-        submit(deployment.address, Order(config.model_dump(exclude_none=True), out.name, resumed))
+        written = config.anchored(out).model_dump(exclude_none=True)
+        submit(deployment.address, Order(written, out.name, resumed))
         _follow(deployment, out, observer, resumed)
     finally:
         deployment.stop()
