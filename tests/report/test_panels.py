@@ -9,12 +9,14 @@ import torch
 import evenfed as ef
 from evenfed.methods.registry import build
 from evenfed.report.charts import Heat, Lines, draw
-from evenfed.report.page import render, run_page
+from evenfed.report.page import page_of, render, run_page
 from evenfed.report.panels import panels_of
 from evenfed.report.sections import Section
+from evenfed.runs.config import MethodConfig
 from evenfed.runs.geometry import panel_extent
 from evenfed.runs.record import Record
 from evenfed.runs.runner import Runner, Settings, build_task
+from evenfed.runs.twins import has_ser, without_ser
 
 
 def record_of(method: str, data: Any, rounds: int = 3, **options: Any) -> Record:
@@ -194,6 +196,48 @@ def test_signs_of_ser_stand_beside_those_of_clients_that_train_alone(synthetic: 
     keys = [section.key for section in run_page(record).parts[0].sections]
     assert "signs" in keys
     assert "geometry" not in keys  # once is enough
+
+
+def test_a_study_compares_ser_with_the_same_run_without_it(tmp_path: Any) -> None:
+    methods = ["ser:deploy=global", "fedavg", "qffl", "fedavg:lr=0.03"]
+    study = ef.study(
+        methods, ["synthetic"], seeds=[0], rounds=2, engine="vectorized", references=[],
+        out=tmp_path / "s",
+    )  # fmt: skip
+    runs = {run.method: run.measured for run in study.runs}
+    # of the others only the twin is measured, as SER is: at the same few clients
+    (first, second) = (name for name, measured in runs.items() if "geometry" in (measured or {}))
+    assert (first, second.partition(" ")[0], second.count("0.03")) == ("ser", "fedavg", 0)
+    ser, plain = runs[first], runs[second]
+    assert ser is not None
+    assert plain is not None
+    assert plain["geometry_extent"] == ser["geometry_extent"]
+    sections = page_of(study).parts[0].sections
+    panel = next(s for s in sections if s.title.endswith("Did gradients keep their signs?"))
+    (grid,) = panel.grids
+    assert [row[0] for row in grid.rows] == ["ser", f"{second}, the same run without it"]
+    assert grid.rows[1][1] == f"{plain['geometry']['sign_entropy']:.3f}"
+    ours, theirs = (m["geometry"]["sign_entropy"] for m in (ser, plain))
+    word = "lower" if ours < theirs else "higher"
+    better = sum(
+        (v["sign_entropy"] < plain["geometry_by_client"][c]["sign_entropy"]) == (word == "lower")
+        for c, v in ser["geometry_by_client"].items()
+    )
+    said = panel.sentences[1]
+    assert f"entropy is {word} by {abs(ours - theirs):.3f}, at {better} of 3 clients" in said
+    assert "can be told only" not in " ".join(panel.sentences)
+    assert [row.label for row in panel.figures[0].rows] == ["ser", second]  # type: ignore[union-attr]
+    assert len(panel.sentences) == 2  # both predict with the global model
+
+
+def test_a_twin_differs_in_the_regulariser_alone() -> None:
+    prox = MethodConfig(name="fedprox", mu=0.1)
+    assert without_ser(MethodConfig(name="ser", mu=0.1)) == without_ser(prox)
+    assert without_ser(MethodConfig(name="ser")) != without_ser(prox)
+    inside = MethodConfig(name="qffl", local={"regularizer": "ser"})
+    assert has_ser(inside)
+    assert without_ser(inside) == without_ser(MethodConfig(name="qffl"))
+    assert not has_ser(MethodConfig(name="ser", local={"ser": {"rho": 0.0}}))
 
 
 def test_large_models_are_measured_at_fewer_clients_and_examples() -> None:

@@ -157,7 +157,8 @@ def _panels(chapter: Chapter) -> list[Section]:
     result: list[Section] = []
     for method in dict.fromkeys(r.method for r in chapter.records):
         first = next(r for r in chapter.records if r.method == method)
-        for section in panels_of(first):
+        beside = [r for r in chapter.records if r.seed == first.seed and r is not first]
+        for section in panels_of(first, beside):
             if not chapter.single:
                 section = replace(section, title=f"{method}: {section.title}")
             if len(chapter.seeds) > 1:

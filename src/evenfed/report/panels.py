@@ -32,8 +32,8 @@ _NAMED = 12
 """Clients that are named in a sentence."""
 
 
-def panels_of(record: Record) -> list[Section]:
-    """The sections of a run that belong to its method.
+def panels_of(record: Record, beside: Sequence[Record] = ()) -> list[Section]:
+    """The sections of a run that belong to its method; `beside` are others of the same study.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def panels_of(record: Record) -> list[Section]:
     >>> [section.key for section in panels_of(record)]
     ['weights']
     """
-    found = (weights(record), signs(record), clusters(record), bounds(record))
+    found = (weights(record), signs(record, beside), clusters(record), bounds(record))
     return [section for section in found if section is not None]
 
 

@@ -124,10 +124,11 @@ class CommonConfig(_Strict):
     evaluate_clients: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=5, ge=1)
     tail: float = Field(default=0.1, gt=0, le=1)
-    geometry: bool | Literal["auto", "panel"] = "panel"
+    geometry: bool | Literal["auto", "panel", "few"] = "panel"
     """Whether loss geometry is measured at the end, which takes products with Hessians.
 
-    "panel": of SER alone, at a few clients; "auto": where every client uses one model.
+    "panel": of SER alone, at a few clients; "few": there of any method, as a study asks of what SER
+    is compared with; "auto": where every client uses one model.
     """
     excess: bool = False
     """Whether excess risks (FAA) are measured at the end, which trains a model a true cluster."""

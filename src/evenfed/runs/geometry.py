@@ -22,7 +22,7 @@ from evenfed.metrics.geometry import geometry
 from evenfed.runs.evaluation import clean
 from evenfed.runs.runner import Runner
 
-Wanted = bool | Literal["auto", "panel"]
+Wanted = bool | Literal["auto", "panel", "few"]
 """The option `geometry` of a config."""
 
 
@@ -62,9 +62,11 @@ def extent_of(runner: Runner, wanted: Wanted) -> Extent | None:
     """How much of the loss geometry of a finished run is measured; None for nothing."""
     if not wanted or (wanted == "panel" and not regularized(runner.method)):
         return None
+    if wanted == "few" and not isinstance(getattr(runner.method, "local", None), LocalTraining):
+        return None
     if runner.federation.remote or (wanted == "auto" and not has_one_model(runner)):
         return None
-    return panel_extent(runner) if wanted == "panel" else WHOLE
+    return panel_extent(runner) if wanted in ("panel", "few") else WHOLE
 
 
 def panel_extent(runner: Runner) -> Extent:

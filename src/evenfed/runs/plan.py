@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from evenfed.core.errors import ConfigError, complaints, refuse, suggest
 from evenfed.methods.base import Method
@@ -28,6 +28,8 @@ from evenfed.runs.config import (
     plain,
     toml_value,
 )
+from evenfed.runs.tune_config import TuneConfig as TuneConfig
+from evenfed.runs.twins import with_twins
 
 _INSTEAD = ("rounds", "model", "geometry", "excess")
 _OWN = {"method", "methods", *_INSTEAD}
@@ -72,7 +74,7 @@ class StudyData(DataConfig):
     method: dict[str, Any] = Field(default_factory=dict)
     rounds: int | None = Field(default=None, ge=1)
     model: ModelConfig | None = None
-    geometry: bool | Literal["auto", "panel"] | None = None
+    geometry: bool | Literal["auto", "panel", "few"] | None = None
     excess: bool | None = None
     methods: list[str] | None = Field(default=None, min_length=1)
 
@@ -94,32 +96,6 @@ class StudyData(DataConfig):
         """What holds on these data instead of the study's own."""
         given = {name: getattr(self, name) for name in _INSTEAD}
         return {name: value for name, value in given.items() if value is not None}
-
-
-class TuneConfig(BaseModel):
-    """How the methods of a study are tuned, all with the same number of trials.
-
-    Parameters
-    ----------
-    on : {"val"}
-        The examples that decide; never those that are reported.
-    budget : int
-        Trials a method and dataset: its defaults, then settings of its grid.
-    metric : str
-        What decides; by default accuracy, or the loss of a regression.
-    rates : list of float
-        Values of `local.lr` that are tried for every method.
-    seed : int
-        Draws the settings where the grid has more than the budget.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    on: Literal["val"] = "val"
-    budget: int = Field(default=6, ge=1)
-    metric: str = ""
-    rates: list[float] = Field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.5])
-    seed: int = Field(default=0, ge=0)
 
 
 class StudyConfig(CommonConfig):
@@ -161,7 +137,7 @@ class StudyConfig(CommonConfig):
         """All runs; those on the same data follow each other."""
         shared = {name: getattr(self, name) for name in CommonConfig.model_fields}
         methods = list(zip(self.method_labels(), self.methods, strict=True))
-        return [
+        return with_twins(
             PlannedRun(
                 method_label,
                 label,
@@ -178,7 +154,7 @@ class StudyConfig(CommonConfig):
             for seed in self.seeds
             for method_label, method in methods
             if data.methods is None or method.name in (*data.methods, *self.references)
-        ]
+        )
 
 
 REFERENCES = ("local", "centralized")

@@ -1,0 +1,33 @@
+"""How a study tunes its methods."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TuneConfig(BaseModel):
+    """How the methods of a study are tuned, all with the same number of trials.
+
+    Parameters
+    ----------
+    on : {"val"}
+        The examples that decide; never those that are reported.
+    budget : int
+        Trials a method and dataset: its defaults, then settings of its grid.
+    metric : str
+        What decides; by default accuracy, or the loss of a regression.
+    rates : list of float
+        Values of `local.lr` that are tried for every method.
+    seed : int
+        Draws the settings where the grid has more than the budget.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    on: Literal["val"] = "val"
+    budget: int = Field(default=6, ge=1)
+    metric: str = ""
+    rates: list[float] = Field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.5])
+    seed: int = Field(default=0, ge=0)
