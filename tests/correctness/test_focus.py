@@ -48,23 +48,39 @@ def farthest_first(problem: Any, models: int, first: int, times: int) -> Vector:
     return np.stack([alone[c] for c in chosen])
 
 
+def capped(p: Vector, most: float) -> Vector:
+    """`min(most, c p)` with the `c` for which it adds up to 1."""
+    low, high = 1.0, 1e30
+    for _ in range(200):
+        c = np.sqrt(low * high)
+        low, high = (c, high) if np.minimum(most, c * p).sum() < 1 else (low, c)
+    return np.minimum(most, high * p)
+
+
 def rounds(problem: Any, w: Vector, method: Focus) -> tuple[Vector, Vector]:
     """Models `(M, 2)` and labels `(K, M)` after the rounds of a problem.
 
     `pi_em <- pi_em exp(-l_em) / sum_m'`, with a floor `f` then `(1 - M f) pi_em + f`;
     `w_m <- w_m + eta_g (sum_e a_em theta_em - w_m)`, with `a_em` proportional to
-    `pi_em n_e exp(F / tau)`; `F` is `sum_m pi_em l_em` (own) or `l_em` (model).
+    `pi_em n_e exp(F / tau)`; `F` is `sum_m pi_em l_em` (own) or `l_em` (model), `tau` times the
+    spread of `F` if relative, and `tau / (1 + decay t)` in round t. No `a_em` is above `p_max`, nor
+    held below one over the members of a cluster, `sum_e pi_em / max_e pi_em`.
     """
     sizes = problem.sizes if method.weighting == "size" else np.ones(3)
     labels, floor = np.full((len(problem.clients), len(w)), 1 / len(w)), method.pi_floor
-    for _ in range(problem.rounds):
+    for t in range(problem.rounds):
         losses = np.array([[problem.loss(i, m) for m in w] for i in problem.clients])
         labels = (1 - len(w) * floor) * softmax(np.log(labels) - losses, 1) + floor
         theta = np.array([[problem.trained(i, m) for m in w] for i in problem.clients])
         own = (labels * losses).sum(1, keepdims=True)
         pull = losses if method.tau_loss == "model" else own
-        weight = labels * sizes[:, None] * np.exp(pull / method.tau)
-        mean = np.einsum("em,emd->md", weight / weight.sum(0), theta)
+        tau = method.tau / (1 + method.tau_decay * t)
+        tau = tau * pull.std(0) if method.tau_mode == "relative" else tau
+        weight = labels * sizes[:, None] * np.exp(pull / tau)
+        weight = weight / weight.sum(0)
+        for m, share in enumerate(labels.max(0) / labels.sum(0)):
+            weight[:, m] = capped(weight[:, m], max(method.p_max, share))
+        mean = np.einsum("em,emd->md", weight, theta)
         w = w + method.server_lr * (mean - w)
     return w, labels
 
@@ -82,6 +98,9 @@ CASES: list[dict[str, Any]] = [
     {"tau": 2.0, "weighting": "size"},
     {"tau": 2.0, "tau_loss": "model", "alone_rounds": 1},
     {"pi_floor": 0.2, "server_lr": 0.5},
+    {"tau": 1.0, "tau_decay": 1.5},
+    {"tau": 1.0, "p_max": 0.4, "weighting": "size"},
+    {"tau": 0.8, "tau_mode": "relative", "tau_loss": "model", "alone_rounds": 1},
 ]
 
 
@@ -97,6 +116,9 @@ def test_focus(line: Any, engine: str, options: dict[str, Any]) -> None:
         start = farthest_first(line, method.models, first, method.alone_rounds)
         w, pi = rounds(line, start, method)
         close.append(np.allclose(found, w, rtol=1e-5) and np.allclose(labels, pi, rtol=1e-5))
+        if method.p_max < 1:
+            free, _ = rounds(line, start, replace(method, p_max=1.0))
+            assert not np.allclose(w, free, rtol=1e-3), "the cap should hold somebody"
     assert sum(close) == 1
     kept = run.runner.federation.states.kept
     for i in line.clients:  # what the server knows is what the clients hold
@@ -156,6 +178,31 @@ def test_one_model_with_entropy_weights_is_eba(line: Any, weighting: Any, by: An
     a, b = line.run(Focus(m=1, tau_loss=by, **options)), line.run(EBA(**options))
     expected = line.theta(b.runner.server["params"])
     np.testing.assert_allclose(models_of(line, a)[0], expected, rtol=1e-6)
+
+
+WITHIN: list[dict[str, Any]] = [
+    {"tau": 0.5, "p_max": 0.4},
+    {"tau": 0.5, "tau_decay": 1.0, "tau_power": 0.5},
+    {"tau": 0.7, "tau_mode": "relative"},
+    {"tau": 0.5, "loss_at": "local_final"},
+    {"tau": 0.5, "robust": 0.5},
+    {"robust": 0.5, "p_max": 0.4, "tau": 0.3},
+    {"tau": np.inf, "robust": 0.5},
+]
+
+
+@pytest.mark.proves("focus", "one model with all options of entropy weights is EBA with them")
+@pytest.mark.parametrize("options", WITHIN, ids=str)
+def test_one_model_with_all_options_is_eba(logit: Any, engine: str, options: Any) -> None:
+    def last(method: Any) -> Vector:
+        params = logit.run(method, engine).runner.server["params"]
+        return logit.theta(trees.row(params, 0) if isinstance(method, Focus) else params)  # type: ignore[no-any-return]
+
+    shared = {"local": logit.local, "weighting": "size"}
+    expected = last(EBA(**shared, **options))
+    np.testing.assert_allclose(last(Focus(m=1, **shared, **options)), expected, rtol=1e-6)
+    plain = last(EBA(**shared, tau=options["tau"]))
+    assert not np.allclose(plain, expected, rtol=1e-4), "the options made no difference"
 
 
 @pytest.mark.proves("focus", "infinite temperature is FOCUS, weights are those of maximum entropy")

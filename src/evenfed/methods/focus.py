@@ -14,10 +14,12 @@ the models' probabilities, weighted by its labels (Eq. 7).
 
 On purpose not the paper's: local steps take the mean loss of a batch (Eq. 5 writes the sum, which
 would tie the rate to the client's size); the first models (`init`), for which the paper has no
-recipe; and, with a finite `tau`, FedEBA+'s entropy weights inside each cluster: `a_em` proportional
-to `pi_em q_e exp(l_e / tau)`, with `q_e` what `weighting` says and `l_e = sum_m pi_em l_em`. With
-`l_em` in place of `l_e` (`tau_loss="model"`) a client gets weight in a model because it is not
-meant for it and fits it badly; labels outweigh that only after some `1 / tau` rounds.
+recipe; and, with a finite `tau`, FedEBA+'s entropy weights inside each cluster, with its options:
+`a_em` proportional to `pi_em q_e exp(l_e / tau)`, with `q_e` what `weighting` says and `l_e =
+sum_m pi_em l_em`. With `l_em` in place of `l_e` (`tau_loss="model"`) a client gets weight in a
+model because it is not meant for it and fits it badly; labels outweigh that only after some
+`1 / tau` rounds. A largest weight `p_max` counts the members of a cluster, `n_m = sum_e pi_em /
+max_e pi_em`: none is held below `1 / n_m`, or what a member loses would go to strangers.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evenfed.core import tree as trees
@@ -61,6 +64,7 @@ from evenfed.methods.soft_labels import (
     over_first,
     uniform,
 )
+from evenfed.methods.tilting import weighted
 
 DEAD = 1e-8
 """A model whose label is below this at every client of a round keeps its weights."""
@@ -99,6 +103,9 @@ class Focus(TrainsAlone):
         for clients with a large loss. Infinite is none (the paper).
     tau_loss : {"own", "model"}
         That loss: of the client under its labels, or of the model in question.
+    tau_mode, tau_decay, tau_power, p_max, loss_at, robust
+        As FedEBA+'s, see `Tilts`: spread and largest weight are those inside a cluster. The robust
+        loss trains the models and weighs the clients; labels follow the plain one (Eq. 8).
     pi_floor : float
         Least label, so that a client can still change its mind after many rounds; 0 is off.
     skip_below : float
@@ -123,7 +130,7 @@ class Focus(TrainsAlone):
     n_init: int = 1
     trial_rounds: int = 0
     weighting: Literal["auto", "size", "uniform"] = "uniform"
-    tau: float = math.inf
+    tau: float = math.inf  # none
     tau_loss: Literal["own", "model"] = "own"
     pi_floor: float = 0.0
     skip_below: float = 0.0
@@ -149,8 +156,6 @@ class Focus(TrainsAlone):
             raise ConfigError(f"{self.name}: noise must be greater than 0: equal models stay equal")
         if not 0 <= self.pi_floor * self.models < 1 or not 0 <= self.skip_below < 1:
             raise ConfigError(f"{self.name}: pi_floor must be in [0, 1/m), skip_below in [0, 1)")
-        if not self.tau > 0:
-            raise ConfigError(f"{self.name}: tau must be greater than 0, but is {self.tau}")
         alone = ALONE if self.init == "farthest_first" and self.m != 1 else ()
         loss = (LOSS,) if self.tilts else ()
         object.__setattr__(self, "reveals", (*alone, *UPDATES, *loss, EVALUATION))
@@ -222,6 +227,9 @@ class Focus(TrainsAlone):
             new = each_model(trained, models)
         upload = {"update": trees.subtract(new, models), "log_pi": log_pi}
         if self.tilts:
+            if self.robust or self.loss_at == "local_final":
+                at = new if self.loss_at == "local_final" else models
+                losses = each_model(lambda params: self.loss(params, data), at)
             own = (log_pi.exp().to(losses.dtype) * losses).sum()
             upload["loss"] = own if self.tau_loss == "own" else losses
         return upload, {"log_pi": log_pi}
@@ -236,25 +244,15 @@ class Focus(TrainsAlone):
         """One exchange: labels and local models, averaged model by model."""
         if federation.round == 0 and self.choice is not None:
             self.choice.record(federation)
-        base = self.weights(federation)
-        mean = federation.mean(
-            self.train,
-            self.broadcast(federation, server),
-            draws=self.draw,
-            each=by_model,
-            # Eq. 6: softmax of log_pi over the clients, defined even for a nearly empty cluster
-            weights={str(i): Tilted(partial(self.score, i), base) for i in range(self.models)},
-            keep=("log_pi", "loss") if self.tilts else ("log_pi",),
-        )
-        labels = mean.kept["log_pi"]  # (clients, M)
+        means, labels, clients = self.averaged(federation, self.broadcast(federation, server))
         alive = labels.amax(0) >= math.log(DEAD)
-        update = trees.stack([mean.value[str(i)] for i in range(self.models)])
+        update = trees.stack(means)
         moved = trees.add(server["params"], update, self.server_lr)
         params = trees.map(
             lambda new, old: torch.where(over_first(alive, new), new, old), moved, server["params"]
         )
         known = server["log_pi"].clone()
-        known[np.argsort(federation.everyone)[mean.clients]] = labels
+        known[np.argsort(federation.everyone)[clients]] = labels
         federation.note(
             m=self.models,
             effective_clusters=effective_clusters(labels),
@@ -263,14 +261,50 @@ class Focus(TrainsAlone):
         )
         return {"params": params, "log_pi": known}
 
-    def score(self, model: int, uploads: Tree, sizes: Tensor) -> Tensor:
+    def averaged(
+        self, federation: Federation, broadcast: Tree
+    ) -> tuple[list[Tree], Tensor, NDArray[np.int64]]:
+        """The mean change of every model, the labels `(clients, M)` and whose they are."""
+        base = self.weights(federation)
+        if not self.tilting.needs_all:
+            # Eq. 6: softmax of log_pi over the clients, defined even for a nearly empty cluster
+            kind = {
+                str(i): Tilted(partial(self.score, i, round=federation.round), base)
+                for i in range(self.models)
+            }
+            mean = federation.mean(
+                self.train, broadcast, draws=self.draw, each=by_model, weights=kind,
+                keep=("log_pi", "loss") if self.tilts else ("log_pi",),
+            )  # fmt: skip
+            means = [mean.value[name] for name in kind]
+            return means, mean.kept["log_pi"], mean.clients
+        replies = federation.map(self.train, broadcast, draws=self.draw)
+        sent, sizes = replies.uploads, replies.sizes.double()
+        labels: Tensor = sent["log_pi"]
+        means = []
+        for i in range(self.models):
+            # relative to the largest label, so that a nearly empty cluster has weights too
+            prior = (labels[:, i] - labels[:, i].max()).exp().cpu()
+            members = float(prior.sum())
+            prior = prior * (sizes if base == "size" else torch.ones_like(sizes))
+            loss = self.behind(i, sent).cpu()
+            p = self.tilting.weights(federation.round, loss, prior, members)
+            means.append(weighted(trees.map(lambda t, i=i: t[:, i], sent["update"]), p))
+        return means, labels, replies.clients
+
+    def behind(self, model: int, uploads: Tree) -> Tensor:
+        """The losses `(clients,)` behind the weights in a model; 0 where there are none."""
+        if not self.tilts:
+            return torch.zeros_like(uploads["log_pi"][:, model])
+        loss: Tensor = uploads["loss"].double()
+        return loss if self.tau_loss == "own" else loss[:, model]
+
+    def score(self, model: int, uploads: Tree, sizes: Tensor, round: int = 0) -> Tensor:
         """`log(a_em / q_e)` `(clients,)`, up to a constant."""
         labels: Tensor = uploads["log_pi"][:, model]
         if not self.tilts:
             return labels
-        loss = uploads["loss"].double()
-        result: Tensor = labels + (loss if self.tau_loss == "own" else loss[:, model]) / self.tau
-        return result
+        return labels + self.behind(model, uploads) / self.tilting.temperature(round)
 
     def finish(self, federation: Federation, server: Server) -> Server:
         """Clients that no cohort held take labels from the last models, as unseen ones do."""

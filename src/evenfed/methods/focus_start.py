@@ -24,7 +24,7 @@ from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation, Traffic
 from evenfed.methods.base import Reveal
-from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.tilted import Tilts
 from evenfed.metrics.client import mean_loss
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ ALONE = (
 
 
 @dataclass(frozen=True)
-class TrainsAlone(FedAvg):
+class TrainsAlone(Tilts):
     """The client functions of `farthest_first`."""
 
     def train_alone(

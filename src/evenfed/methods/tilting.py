@@ -64,6 +64,21 @@ class Tilting:
             return tau
         return max(tau * float(losses.double().std(correction=0)), 1e-12)
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether weights need the losses of all who answered before any of them is known."""
+        return self.mode == "relative" or self.p_max < 1
+
+    def weights(
+        self, round: int, losses: Tensor, prior: Tensor, members: float = math.inf
+    ) -> Tensor:
+        """Weights `(m,)` of those that answered with these losses.
+
+        `members` is how many of them the prior is about: none of so many is held below its share.
+        """
+        cap = max(self.p_max, 1.0 / members)
+        return entropy_weights(losses, self.temperature(round, losses), prior, cap)
+
     def exchange(
         self,
         federation: Federation,
@@ -100,7 +115,7 @@ class Tilting:
 
         kind: Any = weights
         if kind is None:
-            if self.mode == "relative" or self.p_max < 1:
+            if self.needs_all:
                 return self._stacked(
                     federation, function, broadcast, draws, prior, each, fair, plain, single
                 )
@@ -136,14 +151,8 @@ class Tilting:
         kept = {part: uploads[part].double().cpu() for part in single}
         shares = self._shares(federation, replies.clients, kept["loss"], replies.sizes, prior)
         even = torch.full_like(shares, 1.0 / len(shares))
-
-        def mean(tree: Tree, p: Tensor) -> Tree:
-            return trees.map(
-                lambda t: torch.tensordot(p.to(t.device), t.double(), dims=1).to(t.dtype), tree
-            )
-
-        value = {part: mean(uploads[part], shares) for part in fair}
-        value |= {name: mean(uploads[name], even) for name in plain}
+        value = {part: weighted(uploads[part], shares) for part in fair}
+        value |= {name: weighted(uploads[name], even) for name in plain}
         return Answer(value, replies.clients, kept.pop("loss"), shares, kept)
 
     def _shares(
@@ -156,8 +165,7 @@ class Tilting:
     ) -> Tensor:
         """Weights of those that answered, with their diagnostics in the history."""
         base = sizes if prior == "size" else torch.ones_like(sizes)
-        tau = self.temperature(federation.round, losses)
-        p = entropy_weights(losses, tau, base, self.p_max)
+        p = self.weights(federation.round, losses, base)
         federation.note(
             train_loss=float(losses.mean()),
             largest_weight=float(p.max()),
@@ -172,3 +180,10 @@ class Tilting:
         rows = np.flatnonzero(np.isin(federation.cohort, answer.clients))
         weights[torch.from_numpy(rows)] = answer.shares
         return weights
+
+
+def weighted(stacked: Tree, p: Tensor) -> Tree:
+    """The mean of stacked uploads with weights `(m,)`."""
+    return trees.map(
+        lambda t: torch.tensordot(p.to(t.device), t.double(), dims=1).to(t.dtype), stacked
+    )
