@@ -14,6 +14,7 @@ import evenfed as ef
 from evenfed.cli import app
 from evenfed.core.errors import EvenfedError
 from evenfed.methods.base import EVALUATION
+from evenfed.metrics.proportion import wilson
 from evenfed.report.page import opened, page_of, write_page
 from evenfed.report.sections import Section
 from evenfed.runs.config import parse
@@ -63,7 +64,9 @@ def test_the_reference_is_a_row_with_intervals_and_the_constant_predictor_anothe
     column = list(grid.head).index("accuracy ↑")
     value = found["reference"]["metrics"]["accuracy"]
     assert grid.rows[1][column] == f"{value:.3f}\n({low:.3f} to {high:.3f})"
-    assert grid.rows[2][column] == f"{found['metrics']['constant_accuracy']:.3f}"
+    always, n = found["metrics"]["constant_accuracy"], found["task"]["tested_on"]
+    low, high = wilson(always * n, n) or (0, 0)
+    assert grid.rows[2][column] == f"{always:.3f}\n({low:.3f} to {high:.3f})"
     assert f"alone (Local) are right in {100 * value:.0f} %" in " ".join(good.sentences)
 
 

@@ -11,12 +11,20 @@ FEW_NOTE = f"Grey: fewer than {FEW} examples, too few to judge."
 
 
 def number(value: float | None, places: int = 3) -> str:
-    """A value for a table."""
+    """A value for a table; of 1,000 and more whole.
+
+    Examples
+    --------
+    >>> number(0.12345), number(-42151.228), number(2.5e7)
+    ('0.123', '-42,151', '2.50e+07')
+    """
     if value is None or not math.isfinite(value):
         return "undefined"
     if float(value).is_integer() and abs(value) > 1:
         return f"{value:,.0f}"
-    return f"{value:.{places}f}" if abs(value) < 1e5 else f"{value:.2e}"
+    if abs(value) >= 1e5:
+        return f"{value:.2e}"
+    return f"{value:.{places}f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def percent(value: float) -> str:

@@ -49,8 +49,10 @@ LOCAL = "local (reference)"
 """Of a single run: what its clients reach alone."""
 
 
-def local_label(reference: Mapping[str, Any]) -> str:
+def local_label(reference: Mapping[str, Any], *, short: bool = False) -> str:
     """The row of what clients reach alone; which of them, where a sample was trained.
+
+    `short`: for a figure.
 
     Examples
     --------
@@ -60,6 +62,8 @@ def local_label(reference: Mapping[str, Any]) -> str:
     sample = reference.get("sample")
     if not sample:
         return LOCAL
+    if short:
+        return f"local, {sample['clients']} clients"
     return f"local, on {sample['clients']} of {sample['of']} clients drawn by seed (reference)"
 
 

@@ -105,7 +105,10 @@ def _row_alone(chapter: Chapter, alone: dict[str, float]) -> DotRow:
     worst = (max if chapter.regression else min)(alone.values())
     mean = sum(alone.values()) / len(alone)
     return DotRow(
-        local_label(chapter.alone or {}), dots, f"worst {number(worst)}, mean {number(mean)}", 6
+        local_label(chapter.alone or {}, short=True),
+        dots,
+        f"worst {number(worst)}, mean {number(mean)}",
+        6,
     )
 
 
@@ -165,7 +168,7 @@ def _spread(record: Record, value: str, clients: int) -> list[str]:
     if low is None or high is None:
         return [f"{said}."]
     said += f" (interval {number(low)} to {number(high)})."
-    chance = "So few test examples would make clients that are alike differ as much."
+    chance = "With so few test examples, clients that are all alike would differ as much by chance."
     return [said, chance] if low == 0 else [said]
 
 

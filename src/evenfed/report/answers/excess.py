@@ -34,6 +34,8 @@ def excess(chapter: Chapter) -> tuple[Bars | None, list[Grid], str]:
         rows.append(BarRow(chapter.label(method), values, color=color))
     axis, note = _about(chapter, true is not None)
     title, grids = "Excess risk of every client", []
+    if sample := (chapter.alone or {}).get("sample") if true is None else None:
+        title = f"Excess risk of the {sample['clients']} clients that were also trained alone"
     if len(drawn) < len(found):
         note += (
             f" Of {count(len(found), 'client')} the {len(drawn)} with the largest excess risk are "
@@ -172,7 +174,7 @@ def _over_local(chapter: Chapter) -> pd.DataFrame | None:
     alone = (chapter.alone or {}).get("losses")
     if frame is None or not alone:
         return None
-    local = local_label(chapter.alone or {})
+    local = local_label(chapter.alone or {}, short=True)
     losses = pd.DataFrame({chapter.methods[0]: frame["loss"], local: pd.Series(alone, dtype=float)})
     losses = losses.loc[[name for name in frame.index if name in alone]]
     return losses.sub(losses.min(axis=1), axis=0)

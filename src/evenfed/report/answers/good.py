@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evenfed.metrics.proportion import wilson
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.sections import Grid, Section
 from evenfed.report.words import between, listed, number, percent
@@ -133,7 +134,9 @@ def _metrics(chapter: Chapter) -> Grid:
             rows.append([label, *_spans(names, sample["metrics"], sample["intervals"])])
         rows.append([local_label(alone), *_spans(names, alone["metrics"], alone["intervals"])])
     if always:
-        rows.append([REFERENCE, *(number(always[n]) if n in always else "-" for n in names)])
+        tested = float(measured["task"]["tested_on"])
+        spans = {"accuracy": wilson(always.get("accuracy", 0.0) * tested, tested)}
+        rows.append([REFERENCE, *_constant(names, always, spans)])
     marks = [["reference" if i else "", *["span"] * len(names)] for i in range(len(rows))]
     what = "mean" if chapter.regression else "most frequent class"
     notes = [
@@ -172,6 +175,14 @@ def _spans(
         span = "" if low is None or high is None else f"\n({number(low)} to {number(high)})"
         cells.append(number(metrics.get(name)) + span)
     return cells
+
+
+def _constant(
+    names: Sequence[str], always: Mapping[str, float], spans: Mapping[str, Any]
+) -> list[str]:
+    """What the constant predictor reaches, of an accuracy with Wilson's interval."""
+    known = {name: span for name, span in spans.items() if span is not None}
+    return [_spans([n], always, known)[0] if n in always else "-" for n in names]
 
 
 def _about_local(chapter: Chapter) -> str:

@@ -130,7 +130,7 @@ _AXES = {
     "loss": ("Loss by group", "mean loss, all clients together"),
     "mean_residual": (
         "Label minus prediction by group",
-        "mean, all clients together, in the label's unit; above 0: the model says too little",
+        "above 0: the model says too little",
     ),
 }
 """Title and axis of the figure of a mean by group."""

@@ -101,8 +101,10 @@ def _histogram(canvas: Canvas, row: DotRow, scale: Scale, y: float) -> None:
 
 
 def _shown(value: float, low: float | None, high: float | None) -> str:
-    span = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-    return f"{value:.2f}{span}"
+    # of large numbers nobody reads what stands behind the point
+    places = 2 if max(abs(v) for v in (value, low or 0.0, high or 0.0)) < 1000 else 0
+    span = "" if low is None or high is None else f" ({low:,.{places}f} to {high:,.{places}f})"
+    return f"{value:,.{places}f}{span}"
 
 
 def draw_spans(figure: Spans, width: float, theme: Theme) -> Canvas:
