@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 def _module() -> Any:
     """Of `benchmarks`, which is not part of the package."""
     spec = importlib.util.spec_from_file_location("reviews", ROOT / "benchmarks" / "reviews.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
