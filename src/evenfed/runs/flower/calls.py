@@ -122,12 +122,13 @@ class Asked:
         """The most numbers that a part of a declared size may have; never by examples."""
         model, task = _numbers(method.first), method.task
         cells = task.groups * task.classes
+        moments = 11 if task.kind == "regression" else 6  # see `Counts`
         limits = {
             "model": method.models * model,
             "part": model,
             "scalar": method.models,
-            # by group, label and prediction, losses by group and label, up to 11 moments by group
-            "counts": self.models(method) * (cells * task.classes + cells + 11 * task.groups),
+            # by group, label and prediction, losses by group and label, moments by group
+            "counts": self.models(method) * (cells * task.classes + cells + moments * task.groups),
             "sums": SUMS * cells + 2 * self.features + 1,
             # a network beside the model is one that the client keeps, or that was sent to it
             "network": max(_numbers(self.state), _numbers(self.broadcast)),
