@@ -14,6 +14,7 @@ import torch
 import evenfed as ef
 from evenfed.core.errors import ConfigError, RunFolderError
 from evenfed.metrics.proportion import wilson
+from evenfed.report import files
 from evenfed.report.answers.chapter import Chapter
 from evenfed.report.page import opened, page_of, render, sections, write_page
 from evenfed.report.sections import Section
@@ -208,6 +209,23 @@ def test_the_page_of_a_study_marks_the_best_and_the_failed(study: Path) -> None:
     assert "evenfed study s/study.toml --out NEW" in text
 
 
+def test_a_study_of_one_seed_has_the_intervals_of_its_runs() -> None:
+    study = ef.study(
+        ["fedavg", "qffl"], ["synthetic"], seeds=[3], rounds=1, engine="vectorized", references=[]
+    )
+    grid = next(s for s in page_of(study).parts[0].sections if s.key == "good").grids[0]
+    column = list(grid.head).index("accuracy ↑")
+    for row, run in zip(grid.rows, study.runs, strict=False):
+        assert run.measured is not None
+        low, high = run.measured["intervals"]["accuracy"]
+        value = run.measured["metrics"]["accuracy"]
+        assert row[column] == f"{value:.3f}\n({low:.3f} to {high:.3f})"
+    assert {"best span", "span"} == {grid.mark(i, column) for i in range(2)}
+    assert "Accuracy: Wilson's" in grid.notes[-1]
+    assert "**" in files.markdown(grid)
+    assert "over seeds" in files.markdown(grid) + study.legend()
+
+
 def test_a_study_draws_every_client_of_every_run(study: Path) -> None:
     for part, data in zip(page_of(opened(study)).parts, ("synthetic", "linear"), strict=True):
         section = next(s for s in part.sections if s.key.startswith("clients"))
@@ -343,6 +361,29 @@ def test_a_predicted_number_stands_beside_the_mean_with_intervals_by_group(tmp_p
     assert (span.low, span.high) == pytest.approx(_mean_span(left)[1:], abs=1e-4)
     (worst,) = _section(record, "clients").grids
     assert all(" to " in row[3] for row in worst.rows)
+
+
+def test_a_run_of_numbers_that_kept_fewer_sums_has_a_page(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=90), "sex": rng.choice(["f", "m"], 90)})
+    for name in "ab":
+        own = frame.assign(pay=frame["x"] + rng.normal(size=90))
+        own.to_csv(tmp_path / f"{name}.csv", index=False)
+    data = ef.load_silos(f"{tmp_path}/*.csv", label="pay", sensitive="sex", features="x")
+    record = ef.train("fedavg", data, rounds=1, engine="sequential", model="linear").record()
+    assert record.cells is not None
+    assert record.measured is not None
+    later = [c for c in record.cells if c.startswith(("prediction", "residual"))]
+    assert len(later) == 4
+    known = {
+        k: v for k, v in record.measured["intervals"].items() if k in ("loss", "client_loss_max")
+    }
+    measured = {**record.measured, "intervals": known}
+    old = replace(record, cells=record.cells.drop(columns=later), measured=measured)
+    groups = _section(old, "groups")
+    assert groups.grids[0].rows[0][3] == f"{measured['groups']['f']['mean_prediction']:.3f}"
+    assert list(groups.grids[1].head[3:]) == ["test examples", "loss"]
+    assert render(page_of(old))
 
 
 def _mean_span(values: torch.Tensor) -> tuple[float, float, float]:

@@ -142,7 +142,7 @@ def markdown(grid: Grid) -> str:
 
     def show(text: str, mark: str) -> str:
         return {"best": f"**{clean(text)}**", "second": f"<u>{clean(text)}</u>"}.get(
-            mark, clean(text)
+            mark.partition(" ")[0], clean(text)
         )
 
     lines = [list(map(clean, grid.head)), ["---"] * len(grid.head)]
@@ -157,7 +157,9 @@ def latex(grid: Grid) -> str:
     """The table as a LaTeX tabular (booktabs): the best is bold, the second best underlined."""
 
     def show(text: str, mark: str) -> str:
-        words = {"best": r"\textbf{%s}", "second": r"\underline{%s}"}.get(mark, "%s")
+        words = {"best": r"\textbf{%s}", "second": r"\underline{%s}"}.get(
+            mark.partition(" ")[0], "%s"
+        )
         return words % tex(text)
 
     body = []

@@ -353,7 +353,7 @@ def legend(seeds: int, best: str, tie: str = "≈", level: float = 0.95) -> str:
     )
     if seeds < 2:
         return (
-            f"One seed: values of a single run, without an interval. {best}: the best value of "
+            f"One seed: values of a single run, without an interval over seeds. {best}: the best value of "
             f"its column in this run, which says nothing about other seeds. {arrows} {constant}"
         )
     return (

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import evenfed as ef
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
 from evenfed.core.local import LocalTraining
@@ -157,6 +158,16 @@ def test_a_node_sends_no_part_that_grows_with_its_examples(
         assert math.isfinite(asked.most(method, reveal.size))
         with pytest.raises(calls.CallError, match=r"may send at most|no row leaves"):
             calls.check_upload(method, asked, {reveal.part: torch.ones(many)})
+
+
+def test_numbers_may_send_the_moments_that_they_have() -> None:
+    data = ef.load("linear", clients=3, n=30, n_val=5, n_test=20)
+    task = build_task(data)
+    method = build("fedavg").bound(task, task.init())
+    deployed, examples = method.deployed({"params": task.init()}), data.client(0).test
+    upload, _ = method.evaluate(deployed, (), examples, ())
+    sent = sum(part.numel() for part in vars(upload["counts"]).values())
+    assert calls.Asked("evaluate").most(method, "counts") == sent
 
 
 def test_a_front_has_at_most_the_models_that_fronts_have(binary: FederatedDataset) -> None:

@@ -28,7 +28,10 @@ def good(chapter: Chapter) -> Section:
     if chapter.table is None:
         grids = [_metrics(chapter)]
         return Section("good", "Is it good?", [*_said(chapter), *which], grids=grids)
-    grid, notes = _comparison(chapter.table), [chapter.legend, *which, *_without_local(chapter)]
+    grid, notes = (
+        _comparison(chapter, chapter.table),
+        [chapter.legend, *which, *_without_local(chapter)],
+    )
     return Section("good", "Is it good?", _compared(chapter), grids=[grid], notes=notes)
 
 
@@ -169,12 +172,13 @@ def _spans(
     names: Sequence[str], metrics: Mapping[str, Any], intervals: Mapping[str, Any]
 ) -> list[str]:
     """Values, each with its interval in a second line."""
-    cells = []
-    for name in names:
-        low, high = intervals.get(name, (None, None))
-        span = "" if low is None or high is None else f"\n({number(low)} to {number(high)})"
-        cells.append(number(metrics.get(name)) + span)
-    return cells
+    return [number(metrics.get(name)) + _interval(name, intervals) for name in names]
+
+
+def _interval(name: str, intervals: Mapping[str, Any]) -> str:
+    """The interval of a metric as a second line; nothing where there is none."""
+    low, high = intervals.get(name, (None, None))
+    return "" if low is None or high is None else f"\n({number(low)} to {number(high)})"
 
 
 def _constant(
@@ -231,24 +235,39 @@ def seconds_best(table: Table, metric: str) -> set[str]:
     return {label for label, mean in means.items() if mean == ranked[1]}
 
 
-def _comparison(table: Table) -> Grid:
+def _comparison(chapter: Chapter, table: Table) -> Grid:
     second = {metric: seconds_best(table, metric) for metric in table.headings}
+    own = _own_intervals(chapter)
 
     def marks(row: Row) -> list[str]:
         cells = [
             "best" if cell.mark == "best" else "second" if row.label in second[metric] else ""
             for metric, cell in row.cells.items()
         ]
-        return ["reference" if row.reference else "", *cells]
+        spans = [f"{mark} span".strip() for mark in cells] if row.label in own else cells
+        return ["reference" if row.reference else "", *spans]
 
-    rows = [
-        [row.label, *(c.text + (" ≈" if c.mark == "tie" else "") for c in row.cells.values())]
-        for row in table.rows
-    ]
+    def text(row: Row, metric: str) -> str:
+        cell = row.cells[metric]
+        span = _interval(metric, own.get(row.label, {}))
+        return cell.text + (" ≈" if cell.mark == "tie" else "") + span
+
+    rows = [[row.label, *(text(row, metric) for metric in row.cells)] for row in table.rows]
     notes = ["Bold: best. Underlined: second best, where three or more are compared.", *table.notes]
-    head = ["method", *table.headings.values()]
     caption = "Measured on test data, mean over seeds"
+    if own:
+        caption = "Measured on test data, one seed"
+        notes.append(_how(chapter.regression))
+    head = ["method", *table.headings.values()]
     return Grid("metrics", caption, head, rows, [marks(row) for row in table.rows], notes)
+
+
+def _own_intervals(chapter: Chapter) -> dict[str, Mapping[str, Any]]:
+    """Those of each run over its test examples, by label, where one seed has none over seeds."""
+    if len(chapter.seeds) > 1:
+        return {}
+    done = ((r.method, (r.measured or {}).get("intervals")) for r in chapter.done)
+    return {chapter.label(method): found for method, found in done if found}
 
 
 def _compared(chapter: Chapter) -> list[str]:
