@@ -8,9 +8,10 @@ Squared errors come from differences of sums in float64: they lose digits when t
 is more than some 1e6 times the error.
 
 Intervals of the mean squared error and of R2 are by the delta method. With `A` the mean of the
-squared errors `e^2` and `B` that of `(y - mean)^2` they are of `A` and of `1 - A / B`, and an example
-moves `A / B` by `(e^2 - A) / B - A / B^2 ((y - mean)^2 - B)`, over all. Clients are strata: what
-varies inside each counts. The interval of `A / B` is that of its logarithm: R2 is never above 1.
+squared errors `e^2` and `B` that of `(y - mean)^2` they are of `A` and of `1 - A / B`, and an
+example moves `A / B` by `(e^2 - A) / B - A / B^2 ((y - mean)^2 - B)`, over all. Clients are strata:
+what varies inside each counts. Intervals are those of the logarithms of `A` and `A / B`, which lean
+less than they do: no error is below 0, no R2 above 1.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ def r2_interval(counts: Counts, level: float = 0.95) -> tuple[float, float] | No
 def squared_error_interval(counts: Counts, level: float = 0.95) -> tuple[float, float] | None:
     """Interval of the mean squared error over all examples of counts `(K, G, 1, 1)`.
 
-    Moments of both kinds must be in one unit. None where higher moments are not there.
+    Moments of both kinds must be in one unit. None without errors, or where higher moments are not
+    there.
 
     Examples
     --------
@@ -154,16 +156,19 @@ def squared_error_interval(counts: Counts, level: float = 0.95) -> tuple[float, 
     >>> y, one = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)  # squared errors 1, 4, 9
     >>> counts = count_values(0 * y, y, one.long() * 0, one, one, groups=1)
     >>> low, high = squared_error_interval(Counts(*(part[None] for part in vars(counts).values())))
-    >>> round((low + high) / 2, 4), round((high - low) / 2 / 1.959964, 4)  # (49 / 3 / 3) ** 0.5
-    (4.6667, 2.3333)
+    >>> error = (49 / 3 / 3) ** 0.5 / (14 / 3)  # standard error over the mean
+    >>> round((low * high) ** 0.5, 4), round(float(np.log(high / low)) / 2 / 1.959964 / error, 4)
+    (4.6667, 1.0)
     """
     sums, n = _by_client(counts)
     if sums is None or n.sum() < 2 or not np.isfinite(sums).all():
         return None
     squared = _squared_error(sums)
-    error = _error_of_mean(squared, sums[:, 10], n)
-    middle, half = squared.sum() / n.sum(), NormalDist().inv_cdf((1 + level) / 2) * error
-    return max(float(middle - half), 0.0), float(middle + half)
+    error, middle = _error_of_mean(squared, sums[:, 10], n), float(squared.sum() / n.sum())
+    if middle <= 0:
+        return None
+    step = float(np.exp(NormalDist().inv_cdf((1 + level) / 2) * error / middle))
+    return middle / step, middle * step
 
 
 def _by_client(counts: Counts) -> tuple[FloatArray | None, FloatArray]:

@@ -62,8 +62,8 @@ def _limits(result: Audit) -> Section:
     grid = Grid("audit", "All clients together", ["metric", "value", "95 % interval"], rows)
     notes = [
         "Intervals are over the rows of these clients: Wilson's of the accuracy, by simulation of "
-        "the worst client, normal of R² and mean squared errors, bootstrapped of all others. That "
-        "of a largest difference leans to the bad side.",
+        "the worst client, by the delta method of R² and the mean squared error, bootstrapped of "
+        "all others. That of a largest difference leans to the bad side.",
         *result.notes,
     ]
     return Section("audit", "Does it keep the limits?", said, [], [grid], notes)

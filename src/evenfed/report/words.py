@@ -15,8 +15,8 @@ def number(value: float | None, places: int = 3) -> str:
 
     Examples
     --------
-    >>> number(0.12345), number(-42151.228), number(2.5e7)
-    ('0.123', '-42,151', '2.50e+07')
+    >>> number(0.12345), number(-42151.228), number(25123456.7)
+    ('0.123', '-42,151', '2.51e+07')
     """
     if value is None or not math.isfinite(value):
         return "undefined"

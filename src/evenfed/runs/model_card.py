@@ -201,7 +201,8 @@ def _results(artifact: Artifact, facts: Facts) -> str:
     text = (
         "## Results on test data\n\nIntervals cover 95 %. Those of rates and accuracies are "
         "Wilson's, of the worst client, worst group and standard deviation over clients simulated, "
-        "of losses by client and group, of R² and of mean squared errors normal, the others are "
+        "of losses by client and group normal, of R² and mean squared errors by the delta method, "
+        "the others are "
         "bootstrapped over the test examples. They speak of new examples of these clients, not of "
         "other clients or seeds. The bootstrap of a largest difference leans upwards: take its "
         "upper end as a bound.\n\n" + _table(["metric", "value", "interval"], rows)

@@ -153,8 +153,8 @@ def _metrics(chapter: Chapter) -> Grid:
 def _how(regression: bool) -> str:
     """Which interval is which."""
     own = (
-        "R² and the mean squared error: normal, by the delta method on sums of powers, R² on the "
-        "scale of its logarithmic ratio"
+        "R² and the mean squared error: by the delta method on sums of powers, on the scale of "
+        "logarithms"
         if regression
         else "Accuracy: Wilson's"
     )
