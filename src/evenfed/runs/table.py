@@ -353,8 +353,9 @@ def legend(seeds: int, best: str, tie: str = "≈", level: float = 0.95) -> str:
     )
     if seeds < 2:
         return (
-            f"One seed: values of a single run, without an interval over seeds. {best}: the best value of "
-            f"its column in this run, which says nothing about other seeds. {arrows} {constant}"
+            f"One seed: values of a single run, without an interval over seeds. {best}: the best "
+            "value of its column in this run, which says nothing about other seeds. "
+            f"{arrows} {constant}"
         )
     return (
         f"Mean over {seeds} seeds ± half of its {percent} interval (Student's t). {best}: best "
