@@ -267,11 +267,12 @@ def _table(
     key: str, title: str, rows: tuple[Row, ...], columns: tuple[Column, ...],
     jobs: Callable[[Setting], Sequence[Job]], claims: tuple[Claim, ...], note: str,
     metrics: tuple[Metric, ...] = METRICS, plots: tuple[Plot, ...] = (),
-    seeds: tuple[int, ...] = SEEDS,
+    seeds: tuple[int, ...] = SEEDS, options: str = "",
 ) -> Table:  # fmt: skip
     return Table(
         key, title, rows, columns, {"published": metrics}, jobs, run, {"published": seeds},
         incomparable=INCOMPARABLE, reasons=REASONS, claims=claims, note=note, plots=plots,
+        options=options,
     )  # fmt: skip
 
 
@@ -328,7 +329,7 @@ PAPER = Paper(
             "stored runs have 3,610 rated sentences of reviews at Amazon (Hutto and Gilbert, ICWSM "
             "2014), which `python -m benchmarks.reviews` makes from a package on PyPI. Vectors "
             "are hashed bags of words, or those of `--encoder sentence-transformers:MODEL`.",
-            plots=(EXCESS,),
+            plots=(EXCESS,), options="--reviews reviews.csv",
         ),
     ),
     {
@@ -350,6 +351,10 @@ PAPER = Paper(
         "CIFAR-10 in Table 2: FedAvg is worse with one outlier (accuracy 0.803, FAA 3.456) than "
         "with three (0.908, 0.537), and three outliers are called three clusters there and two in "
         "the setup. Which FAA of one outlier is whose is not certain in the source.",
+        "Text, film reviews beside sentences on products: FOCUS has the highest accuracy (0.716, "
+        "FedAvg 0.683) and the lowest loss, and the true clusters in 4 of 5 seeds. Its FAA is "
+        "below that of q = 1, q = 10 and AFL, and not told apart from FedAvg's and that of q = "
+        "0.1. Sentences are short and vectors are bags of words, so that all are far below print.",
         "The reference of a large cluster takes more steps in a round than that of a small one, so "
         "short training makes FAA large for every method, FOCUS too.",
     ),

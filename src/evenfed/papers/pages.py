@@ -215,6 +215,7 @@ def command(results: Results, jobs: int = 1) -> str:
     usual = own.setting(results.setting.protocol, results.setting.quick).seeds
     if results.setting.seeds != usual:
         text += f" --seeds {','.join(map(str, results.setting.seeds))}"
+    text += own.options and f" {own.options}"
     return text + (f" --jobs {jobs}" if jobs > 1 else "")
 
 

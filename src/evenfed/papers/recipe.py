@@ -197,6 +197,8 @@ class Table:
     incomparable, reasons : mapping of pattern to sentence
         Patterns `protocol/row/column/metric` with `*`. The former cells get no verdict against
         the printed figure; the latter say why a cell differs, where that was looked into.
+    options : str
+        What a command must name beside the table, e.g. a file.
     """
 
     key: str
@@ -214,6 +216,7 @@ class Table:
     plots: tuple[Plot, ...] = ()
     note: str = ""
     joint: tuple[Joint, ...] = ()
+    options: str = ""
 
     def setting(
         self, protocol: Protocol, quick: bool, seeds: Sequence[int] | None = None

@@ -1,0 +1,84 @@
+"""What the pages of the papers say in words is what is stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+RESULTS = Path(__file__).parents[2] / "papers" / "results"
+Rows = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def stored(name: str) -> Rows:
+    """Values of all seeds by column and row."""
+    found: Rows = {}
+    for run in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"]:
+        for row, values in run["values"].items():
+            found.setdefault((run["column"], row), []).append(values)
+    return found
+
+
+def mean(found: Rows, column: str, row: str, metric: str) -> float:
+    return float(np.mean([values[metric] for values in found[column, row]]))
+
+
+def test_pffl_and_losses_among_people_with_one_label() -> None:
+    found = stored("pffl-figure2-sound")
+    said = {
+        "compas_cbgl1": (0.563, 0.283),
+        "compas_cbgl0": (0.775, 0.388),
+        "acs_cbgl1": (1.034, 0.615),
+        "acs_cbgl0": (0.340, 0.183),
+    }
+    costs, excess = [], []
+    for column, (before, after) in said.items():
+        for row, value in (("fedavg", before), ("global_1_2", after)):
+            assert mean(found, column, row, "worst") == pytest.approx(value, abs=0.00051)
+        error = mean(found, column, "fedavg", "error")
+        costs.append(mean(found, column, "global_1_2", "error") - error)
+        excess.append(mean(found, column, "global_1_2", "violation"))
+    assert (round(min(costs), 3), round(max(costs), 3)) == (0.035, 0.117)
+    assert max(excess) < 0.008
+
+
+def test_pffl_and_losses_of_whole_groups() -> None:
+    found = stored("pffl-figure2-sound")
+    for column, room in (("compas_bgl", 0.001), ("acs_bgl", 0.014)):
+        bounds = [mean(found, column, f"global_{part}_4", "bound") for part in (1, 3)]
+        assert round(2 * (bounds[1] - bounds[0]), 3) == room
+        for part in ("1_4", "1_2", "3_4"):
+            assert mean(found, column, f"global_{part}", "violation") < 0.0021
+            assert mean(found, column, f"global_{part}", "worst") >= mean(
+                found, column, "fedavg", "worst"
+            )
+    everyone = [mean(found, "acs_all_bgl", row, "worst") for row in ("global_none", "fedavg")]
+    assert [round(value, 3) for value in everyone] == [0.453, 0.452]
+
+
+def test_global_and_local_bounds_of_pffl() -> None:
+    found = stored("pffl-figure2-sound")
+    pairs = [(c, row) for c, row in found if row.startswith("global")]
+    costs, lower = [], []
+    for column, row in pairs:
+        other = row.replace("global", "local")
+        costs.append(mean(found, column, other, "error") - mean(found, column, row, "error"))
+        if "cbgl" in column:
+            lower.append(mean(found, column, other, "worst") < mean(found, column, row, "worst"))
+    assert len(costs) == 19
+    assert min(costs) > 0
+    assert round(max(costs), 3) == 0.039
+    assert (sum(lower), len(lower)) == (9, 12)
+
+
+def test_focus_on_text() -> None:
+    found = stored("focus-table1_text-published")
+    accuracy = {row: mean(found, "text", row, "accuracy") for _, row in found}
+    loss = {row: mean(found, "text", row, "loss") for _, row in found}
+    assert (round(accuracy["focus"], 3), round(accuracy["fedavg"], 3)) == (0.716, 0.683)
+    assert max(accuracy, key=accuracy.__getitem__) == "focus"
+    assert min(loss, key=loss.__getitem__) == "focus"
+    assert len(found["text", "focus"]) == 5
