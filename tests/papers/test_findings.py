@@ -82,3 +82,17 @@ def test_focus_on_text() -> None:
     assert max(accuracy, key=accuracy.__getitem__) == "focus"
     assert min(loss, key=loss.__getitem__) == "focus"
     assert len(found["text", "focus"]) == 5
+
+
+def test_convergence_of_hetpfl_and_praffl() -> None:
+    found = stored("hetpfl-figure5-published")
+    ahead = {
+        at: sum(
+            ours[f"round_{at}"] > theirs[f"round_{at}"]
+            for column in ("synthetic", "compas", "bank", "adult")
+            for ours, theirs in zip(found[column, "hetpfl"], found[column, "praffl"], strict=True)
+        )
+        for at in (1, 3, 5, 15)
+    }
+    assert len(found["adult", "hetpfl"]) == 5
+    assert ahead == {1: 10, 3: 8, 5: 14, 15: 11}

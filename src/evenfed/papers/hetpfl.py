@@ -321,5 +321,8 @@ PAPER = Paper(
         "disparity of 0.1 its global front reaches 0.645 and 0.642 in the two milder columns and "
         "0.403 in the first: little more, and there less, than a constant prediction (0.600), "
         "where a sweep with pooled data has 0.73.",
+        "Figure 5: no faster convergence. Of 20 runs (four datasets, five seeds) HetPFL's local "
+        "fronts are ahead of PraFFL's in 10 after round 1, in 8 after round 3, in 14 after round 5 "
+        "and in 11 after round 15.",
     ),
 )  # fmt: skip
