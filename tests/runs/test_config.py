@@ -23,7 +23,7 @@ from evenfed.runs.plan import named, parse_study, split_list, with_study_setting
         ({"tail": 0}, "'tail'"),
         (
             {"geometry": "some"},
-            "'geometry': Input should be a valid boolean or 'auto' or 'panel'",
+            "'geometry': Input should be a valid boolean or 'auto', 'panel' or 'few'",
         ),
         (
             {"local_reference": "maybe"},
