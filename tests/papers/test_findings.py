@@ -74,6 +74,24 @@ def test_global_and_local_bounds_of_pffl() -> None:
     assert (sum(lower), len(lower)) == (9, 12)
 
 
+def test_table_1_of_focus() -> None:
+    found = stored("focus-table1-published")
+    mnist = {row: mean(found, c, row, "accuracy") for c, row in found if c == "rotated_mnist"}
+    faa = {key: mean(found, *key, "faa") for key in found}
+    assert (round(mnist["focus"], 3), round(mnist["fedavg"], 3)) == (0.956, 0.888)
+    assert round(mnist["qffl_10"], 3) == 0.309
+    rotated = {row: faa["rotated_mnist", row] for row in mnist}
+    assert (round(rotated["focus"], 3), round(rotated["qffl_10"], 3)) == (0.074, 0.092)
+    order = ["focus", "qffl_10", "afl", "qffl_1", "fedavg", "qffl_0.1"]
+    assert sorted(rotated, key=rotated.__getitem__) == order
+    synthetic = {row: value for (c, row), value in faa.items() if c == "synthetic"}
+    assert min(synthetic, key=synthetic.__getitem__) == "focus"
+    assert synthetic["focus"] < synthetic["afl"] < synthetic["fedavg"] > synthetic["qffl_0.1"]
+    cifar = {row: mean(found, c, row, "accuracy") for c, row in found if c == "rotated_cifar"}
+    assert (round(cifar["focus"], 3), round(cifar["fedavg"], 3)) == (0.388, 0.331)
+    assert max(cifar, key=cifar.__getitem__) == "focus"
+
+
 def test_focus_on_text() -> None:
     found = stored("focus-table1_text-published")
     accuracy = {row: mean(found, "text", row, "accuracy") for _, row in found}
