@@ -92,6 +92,21 @@ def test_table_1_of_focus() -> None:
     assert max(cifar, key=cifar.__getitem__) == "focus"
 
 
+def test_table_4_of_focus() -> None:
+    found = stored("focus-table4-published")
+    rows = ["qffl_0.1", "qffl_1", "qffl_3", "qffl_5", "qffl_10"]
+    accuracy, loss, faa = (
+        [mean(found, "rotated_mnist", row, metric) for row in ("fedavg", *rows)]
+        for metric in ("accuracy", "loss", "faa")
+    )
+    assert accuracy == sorted(accuracy, reverse=True)
+    assert (round(accuracy[1], 3), round(accuracy[-1], 3)) == (0.816, 0.309)
+    assert faa[1:] == sorted(faa[1:], reverse=True)
+    assert (round(faa[1], 3), round(faa[-1], 3)) == (1.706, 0.092)
+    assert faa[1] > faa[0] > faa[2]
+    assert [round(value / loss[0]) for value in (loss[2], loss[-1])] == [3, 6]
+
+
 def test_focus_on_text() -> None:
     found = stored("focus-table1_text-published")
     accuracy = {row: mean(found, "text", row, "accuracy") for _, row in found}
