@@ -107,6 +107,19 @@ def test_table_4_of_focus() -> None:
     assert [round(value / loss[0]) for value in (loss[2], loss[-1])] == [3, 6]
 
 
+def test_table_6_of_focus() -> None:
+    found = stored("focus-table6-published")
+    means = {
+        row: [round(mean(found, "rotated_mnist", row, m), 3) for m in ("accuracy", "loss", "faa")]
+        for _, row in found
+    }
+    assert min(means, key=lambda row: means[row][2]) == "focus"
+    assert (means["fedprox_0.01"][0], means["fedprox_0.01"][2]) == (0.887, 1.273)
+    assert (means["fedprox_1"][0], means["fedprox_1"][2]) == (0.796, 1.448)
+    assert means["fedma"][0] == 0.811
+    assert means["pfnm"] == [0.724, 1.302, 3.732]
+
+
 def test_focus_on_text() -> None:
     found = stored("focus-table1_text-published")
     accuracy = {row: mean(found, "text", row, "accuracy") for _, row in found}
