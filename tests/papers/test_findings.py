@@ -142,3 +142,24 @@ def test_convergence_of_hetpfl_and_praffl() -> None:
     }
     assert len(found["adult", "hetpfl"]) == 5
     assert ahead == {1: 10, 3: 8, 5: 14, 15: 11}
+
+
+def test_fedeba_on_mnist() -> None:
+    found = stored("fedeba-mnist-sound")
+    shards, dirichlet = (
+        {
+            row: {m: mean(found, c, row, m) for m in ("mean", "variance", "worst")}
+            for c, row in found
+            if c == column and row != "ditto"
+        }
+        for column in ("mnist-shards", "mnist-dirichlet")
+    )
+    ours, plain = shards["prac_fedeba"], shards["fedavg"]
+    assert (round(ours["variance"], 1), round(plain["variance"], 1)) == (23.8, 39.2)
+    assert (round(ours["worst"], 1), round(plain["worst"], 1)) == (80.2, 76.0)
+    for column in (shards, dirichlet):
+        assert min(column, key=lambda row: column[row]["variance"]) == "prac_fedeba"
+        for metric in ("mean", "worst"):
+            assert max(column, key=lambda row: column[row][metric]) == "prac_fedeba"
+    behind = [c["fedavg"]["mean"] - c["fedeba"]["mean"] for c in (shards, dirichlet)]
+    assert [round(value, 1) for value in behind] == [4.4, 2.5]
