@@ -321,6 +321,11 @@ def test_a_predicted_number_stands_beside_the_mean_with_intervals_by_group(tmp_p
     (table,) = _section(record, "good").grids
     column = list(table.head).index("R² ↑")
     assert [row[0] for row in table.rows] == ["fedavg", "constant predictor (reference)"]
+    error = list(table.head).index("mean squared error ↓")
+    for row, name in zip(table.rows, ("", "constant_"), strict=True):
+        around = result.intervals()[f"{name}mean_squared_error"]
+        assert around.low < found[f"{name}mean_squared_error"] < around.high
+        assert row[error].endswith(f"({around.low:.3f} to {around.high:.3f})")
     span = result.intervals()["r2"]
     shown = f"{found['r2']:.3f}\n({span.low:.3f} to {span.high:.3f})"
     assert [row[column] for row in table.rows] == [shown, "0.000"]

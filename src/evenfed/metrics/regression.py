@@ -130,10 +130,8 @@ def r2_interval(counts: Counts, level: float = 0.95) -> tuple[float, float] | No
     spread = total[2] / size - mean**2
     if not (np.isfinite(total).all() and errors > 0 and spread > 1e-13 * total[2] / size):
         return None
-    y, yy, y3, y4, ey, eyy, e4 = sums[:, [0, 2, 6, 7, 8, 9, 10]].T
-    ee = _squared_error(sums)
-    away2 = yy - 2 * mean * y + n * mean**2
-    away4 = y4 - 4 * mean * y3 + 6 * mean**2 * yy - 4 * mean**3 * y + n * mean**4
+    ey, eyy, e4 = sums[:, 8:11].T
+    ee, (away2, away4) = _squared_error(sums), _away(sums, n, mean)
     both = eyy - 2 * mean * ey + mean**2 * ee
     a, b = 1 / spread, errors / spread**2
     first, second = a * ee - b * away2, a * a * e4 - 2 * a * b * both + b * b * away4
@@ -163,12 +161,47 @@ def squared_error_interval(counts: Counts, level: float = 0.95) -> tuple[float, 
     sums, n = _by_client(counts)
     if sums is None or n.sum() < 2 or not np.isfinite(sums).all():
         return None
-    squared = _squared_error(sums)
-    error, middle = _error_of_mean(squared, sums[:, 10], n), float(squared.sum() / n.sum())
+    return _of_squares(_squared_error(sums), sums[:, 10], n, level)
+
+
+def constant_interval(counts: Counts, level: float = 0.95) -> tuple[float, float] | None:
+    """Interval of `constant_mean_squared_error`, as of `squared_error_interval`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evenfed.core.counts import count_values
+    >>> y, one = torch.tensor([1.0, 2.0, 6.0]), torch.ones(3)  # 2, 1 and 3 away from their mean
+    >>> def counted(y, p):
+    ...     counts = count_values(p, y, one.long() * 0, one, one, groups=1)
+    ...     return Counts(*(part[None] for part in vars(counts).values()))
+    >>> known = squared_error_interval(counted(y, 0 * y + 3))
+    >>> bool(np.allclose(constant_interval(counted(y, y)), known))
+    True
+    """
+    sums, n = _by_client(counts)
+    if sums is None or n.sum() < 2 or not np.isfinite(sums).all():
+        return None
+    away2, away4 = _away(sums, n, float(sums[:, 0].sum() / n.sum()))
+    return _of_squares(np.maximum(away2, 0.0), away4, n, level)
+
+
+def _of_squares(
+    squares: FloatArray, fourths: FloatArray, n: FloatArray, level: float
+) -> tuple[float, float] | None:
+    """Interval of the mean of squares, from clients' sums of them and of their squares."""
+    error, middle = _error_of_mean(squares, fourths, n), float(squares.sum() / n.sum())
     if middle <= 0:
         return None
     step = float(np.exp(NormalDist().inv_cdf((1 + level) / 2) * error / middle))
     return middle / step, middle * step
+
+
+def _away(sums: FloatArray, n: FloatArray, mean: float) -> tuple[FloatArray, FloatArray]:
+    """Clients' sums of second and fourth powers of `y - mean`, from moments `(K, 11)`."""
+    y, yy, y3, y4 = sums[:, [0, 2, 6, 7]].T
+    away4 = y4 - 4 * mean * y3 + 6 * mean**2 * yy - 4 * mean**3 * y + n * mean**4
+    return yy - 2 * mean * y + n * mean**2, away4
 
 
 def _by_client(counts: Counts) -> tuple[FloatArray | None, FloatArray]:

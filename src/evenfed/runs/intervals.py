@@ -30,6 +30,8 @@ from evenfed.metrics.group import group_values
 from evenfed.metrics.proportion import wilson
 from evenfed.metrics.rates import group_losses, group_sizes
 from evenfed.metrics.regression import (
+    constant_interval,
+    constant_mean_squared_error,
     r2,
     r2_interval,
     regression_values,
@@ -179,16 +181,23 @@ def _means(sums: FloatArray, squares: FloatArray, n: FloatArray) -> Means | None
 
 
 def _numbers(counts: Counts, schema: Schema, level: float) -> dict[str, Interval]:
-    """R2 and the mean squared error, from sums in the unit of training."""
+    """R2 and mean squared errors, the constant predictor's too, from sums in training's unit."""
     offset, scale = schema.target
     plain = counts.in_unit(-offset / scale, 1 / scale)
     found = {}
     if (span := r2_interval(plain, level)) is not None:
         found["r2"] = Interval(float(r2(counts.total())), *span, level)
-    if (span := squared_error_interval(plain, level)) is not None:
-        error = float(regression_values(counts.total())["mean_squared_error"])
-        low, high = (scale * scale * end for end in span)
-        found["mean_squared_error"] = Interval(error, low, high, level)
+    total = counts.total()
+    errors = {
+        "mean_squared_error": (regression_values(total)["mean_squared_error"],
+                               squared_error_interval(plain, level)),
+        "constant_mean_squared_error": (constant_mean_squared_error(total),
+                                        constant_interval(plain, level)),
+    }  # fmt: skip
+    for name, (error, span) in errors.items():
+        if span is not None:
+            low, high = (scale * scale * end for end in span)
+            found[name] = Interval(float(error), low, high, level)
     return found
 
 

@@ -138,7 +138,10 @@ def _metrics(chapter: Chapter) -> Grid:
         rows.append([local_label(alone), *_spans(names, alone["metrics"], alone["intervals"])])
     if always:
         tested = float(measured["task"]["tested_on"])
-        spans = {"accuracy": wilson(always.get("accuracy", 0.0) * tested, tested)}
+        spans = {
+            "accuracy": wilson(always.get("accuracy", 0.0) * tested, tested),
+            "mean_squared_error": measured["intervals"].get("constant_mean_squared_error"),
+        }
         rows.append([REFERENCE, *_constant(names, always, spans)])
     marks = [["reference" if i else "", *["span"] * len(names)] for i in range(len(rows))]
     what = "mean" if chapter.regression else "most frequent class"
@@ -184,7 +187,7 @@ def _interval(name: str, intervals: Mapping[str, Any]) -> str:
 def _constant(
     names: Sequence[str], always: Mapping[str, float], spans: Mapping[str, Any]
 ) -> list[str]:
-    """What the constant predictor reaches, of an accuracy with Wilson's interval."""
+    """What the constant predictor reaches, with intervals where something varies."""
     known = {name: span for name, span in spans.items() if span is not None}
     return [_spans([n], always, known)[0] if n in always else "-" for n in names]
 
