@@ -243,7 +243,19 @@ def uneven(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return narrow or op not in _RARE
 
 
-class Even(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that sees operations on the tensors themselves, below gradients and vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: a guard around every operation would cost more than the operation."""
+        return False
+
+
+class Even(Watching):  # type: ignore[no-untyped-call]
     """While it is active, an operation on these tensors rounds alike in every company.
 
     Examples
@@ -255,14 +267,9 @@ class Even(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.met = False
         """Whether an operation had to be replaced."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: a guard around every operation would cost more than the operation."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from evenfed.core import tree as trees
-from evenfed.core.even import FORMS, uneven
+from evenfed.core.even import FORMS, Watching, uneven
 
 aten = torch.ops.aten
 
@@ -57,9 +56,9 @@ def record(function: Callable[..., Sequence[Tensor]], args: Sequence[Tensor]) ->
     return fx.GraphModule(recorder.constants, recorder.graph)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(Watching):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.graph = fx.Graph()
         self.constants: dict[str, Any] = {}
         self._nodes: dict[int, fx.Node] = {}
@@ -78,11 +77,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.constants[name] = tensor
             self.keep(tensor, self.graph.create_node("get_attr", name))
         return self._nodes[id(tensor)]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: a guard around every operation would cost more than the note of it."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -35,19 +35,18 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from evenfed.core import tree as trees
-from evenfed.core.composed import Whole
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, inverse_rate
 from evenfed.core.randomness import generator as generator_for
-from evenfed.core.task import Params, Task
+from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server, check_choice
 from evenfed.methods.fedavg import FedAvg
+from evenfed.methods.personal import PersonalStep
 from evenfed.methods.training import check_plain_steps
 
 
@@ -186,10 +185,9 @@ def flat(params: Params) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Step(Whole):
+class _Step(PersonalStep):
     """A personal step; if `eta` is given, the step of the shared vector after it."""
 
-    task: Task
     lam: float
     p: int
     """0: the squared norm."""
@@ -204,16 +202,6 @@ class _Step(Whole):
             return c.sign()
         length = c.abs().pow(self.p).sum().pow(1 / self.p).clamp(min=torch.finfo(c.dtype).tiny)
         return c.sign() * (c.abs() / length) ** (self.p - 1)
-
-    def __call__(self, both: Tree, batch: Examples, given: Tree) -> tuple[Tree, Tree]:
-        gradient = grad(self.task.mean_loss)(both["theta"], batch)
-        return self.completed(gradient, both, batch, given), ()
-
-    def regarded(self, params: Tree, context: Tree) -> tuple[Params, Tree]:
-        return params["theta"], context
-
-    def batch_loss(self, part: Params, batch: Examples, context: Tree) -> Tensor:
-        return self.task.mean_loss(part, batch)
 
     def completed(self, direction: Params, params: Tree, batch: Examples, context: Tree) -> Tree:
         theta, w, matrix = params["theta"], params["w"], context["projection"]

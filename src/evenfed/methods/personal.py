@@ -7,10 +7,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from evenfed.core import tree as trees
+from evenfed.core.composed import Whole
 from evenfed.core.examples import Examples
-from evenfed.core.task import Params
+from evenfed.core.task import Params, Task
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.methods.base import Server
@@ -68,3 +70,23 @@ class Personalized(FedAvg):
 def kept(params: Params, state: Tree) -> dict[str, Tree | Tensor]:
     """The state of a client that has just trained its own model."""
     return {"params": params, "trained": torch.ones_like(state["trained"])}
+
+
+@dataclass(frozen=True)
+class PersonalStep(Whole):
+    """A step of `{"theta": personal model, "w": what is shared}`: the batch loss is theta's."""
+
+    task: Task
+
+    def __call__(self, params: Tree, batch: Examples, context: Tree) -> tuple[Tree, Tree]:
+        """The step along the gradient; no extras."""
+        gradient = grad(self.task.mean_loss)(params["theta"], batch)
+        return self.completed(gradient, params, batch, context), ()
+
+    def regarded(self, params: Tree, context: Tree) -> tuple[Params, Tree]:
+        """The personal model."""
+        return params["theta"], context
+
+    def batch_loss(self, part: Params, batch: Examples, context: Tree) -> Tensor:
+        """Its mean loss."""
+        return self.task.mean_loss(part, batch)

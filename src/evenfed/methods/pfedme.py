@@ -26,17 +26,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
-from torch.func import grad
 
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
-from evenfed.core.composed import Whole
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.optimizer import Optimizer, inverse_rate
-from evenfed.core.task import Params, Task
+from evenfed.core.task import Params
 from evenfed.core.tree import Tree
-from evenfed.methods.personal import Personalized, kept
+from evenfed.methods.personal import Personalized, PersonalStep, kept
 from evenfed.methods.training import check_plain_steps
 
 
@@ -99,26 +97,15 @@ class PFedMe(Personalized):
 
 
 @dataclass(frozen=True)
-class _Step(Whole):
+class _Step(PersonalStep):
     """A personal step; if `eta` is given, the copy's step from the new personal model after it.
 
     Plain descent takes `lr * d` away, so a step of another length is divided by `lr`.
     """
 
-    task: Task
     lam: float
     decay: float
     eta: float = 0.0
-
-    def __call__(self, both: Tree, batch: Examples, lr: Tree) -> tuple[Tree, Tree]:
-        gradient = grad(self.task.mean_loss)(both["theta"], batch)
-        return self.completed(gradient, both, batch, lr), ()
-
-    def regarded(self, params: Tree, context: Tree) -> tuple[Params, Tree]:
-        return params["theta"], context
-
-    def batch_loss(self, part: Params, batch: Examples, context: Tree) -> Tensor:
-        return self.task.mean_loss(part, batch)
 
     def completed(self, direction: Params, params: Tree, batch: Examples, context: Tree) -> Tree:
         theta, w, lr = params["theta"], params["w"], context

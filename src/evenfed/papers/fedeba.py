@@ -359,8 +359,9 @@ PAPER = Paper(
         "is 4.4 and 2.5 points below FedAvg.",
         "Why: the rates that are best for FedAvg and Prac-FedEBA+, 0.2 and 0.4, are too large for "
         "the exact fair gradient. Tried on validation data of the shards, FedEBA+ has 82 % with "
-        "its defaults, 54 % at 0.2 and 17 % at 0.4 (tau = 5, alpha = 0.5, as Prac-FedEBA+): the "
-        "alignment is fragile where rate, steps and alpha are large together.",
+        "its defaults, 54 % at 0.2 and 17 % at 0.4 (tau = 5, alpha = 0.5, as Prac-FedEBA+; "
+        "`python -m benchmarks.fedeba_study rates`): the alignment is fragile where rate, steps "
+        "and alpha are large together.",
         "Ablation: aggregation by entropy has the lowest variance of the two parts, alone and "
         "with alignment, but over five seeds no difference between the parts can be told from "
         "chance. What can be told is what hurts: tau = 0.1 (63.6 % against 83.1 % of FedAvg) "
