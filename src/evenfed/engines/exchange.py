@@ -114,6 +114,15 @@ class Work:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
+@dataclass
+class Traffic:
+    """Bytes that crossed between server and clients, and exchanges made."""
+
+    down: int = 0
+    up: int = 0
+    exchanges: int = 0
+
+
 @dataclass(frozen=True)
 class Seat:
     """A client's place in an exchange."""

@@ -25,6 +25,7 @@ from evenfed.engines.exchange import (
     Population,
     Replies,
     Seat,
+    Traffic,
     Work,
     bytes_of,
 )
@@ -36,19 +37,10 @@ from evenfed.engines.stacking import finite_rows
 from evenfed.engines.states import StateFunction, StateStore
 from evenfed.engines.workers import single_threaded_kernels
 
-__all__ = ["NOTED_CLIENTS", "EngineOptions", "Federation", "Traffic"]
+__all__ = ["NOTED_CLIENTS", "EngineOptions", "Federation"]
 
 NOTED_CLIENTS = 200
 """The largest federation whose history holds values of single clients."""
-
-
-@dataclass
-class Traffic:
-    """Bytes that crossed between server and clients, and exchanges made."""
-
-    down: int = 0
-    up: int = 0
-    exchanges: int = 0
 
 
 class _WrongShapeError(Exception):

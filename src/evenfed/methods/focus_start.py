@@ -22,7 +22,8 @@ from evenfed.core.examples import Examples
 from evenfed.core.randomness import generator, seed_for
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
-from evenfed.engines.federation import Federation, Traffic
+from evenfed.engines.exchange import Traffic
+from evenfed.engines.federation import Federation
 from evenfed.methods.base import Reveal
 from evenfed.methods.tilted import Tilts
 from evenfed.metrics.client import mean_loss

@@ -30,8 +30,8 @@ from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.task import Params
 from evenfed.core.tree import Tree
-from evenfed.engines.exchange import Population
-from evenfed.engines.federation import Federation, Traffic
+from evenfed.engines.exchange import Population, Traffic
+from evenfed.engines.federation import Federation
 from evenfed.methods.base import EVALUATION, Reveal, Server
 from evenfed.methods.fedavg import FedAvg
 from evenfed.methods.focus import Focus
