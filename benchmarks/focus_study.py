@@ -3,12 +3,14 @@
 python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
+python -m benchmarks.focus_study rounds  [--seeds 0,1,2,3,4]
 
 Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 64 hidden units. The
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
 first weights. Cells of `table` are means over seeds with standard deviations; `starts` counts the
 seeds in which the most likely models of the clients are the true clusters; `entropy` shows what
-FedEBA+'s weights inside the clusters do.
+FedEBA+'s weights inside the clusters do; `rounds` follows the methods with one model through 300
+rounds on all of MNIST, with the recipe of `evenfed paper focus --table table1`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,16 @@ import torch
 from scipy import stats
 
 import evenfed as ef
+from evenfed.data.dataset import FederatedDataset
 from evenfed.methods.afl import AFL
+from evenfed.methods.centralized import Centralized
 from evenfed.methods.focus import Focus
+from evenfed.metrics.client import mean_loss
+from evenfed.papers.focus import FULL
+from evenfed.runs.runner import Runner, Settings, Silent, build_task
 
 ROTATIONS = "0:7,90:2,180:1"
+ROUNDS = (25, 50, 100, 150, 200, 250, 300)
 # data, model, local training, models, rounds
 TASKS: dict[str, tuple[dict[str, Any], str, ef.LocalTraining, int, int]] = {
     "digits": ({"rotations": ROTATIONS}, "mlp", ef.LocalTraining(lr=0.1, epochs=5), 3, 100),
@@ -144,15 +152,68 @@ def entropy(dataset: str, seeds: list[int]) -> None:
         print(f"| {name} | {count} of {len(seeds)} | {' | '.join(cells)} |", flush=True)
 
 
+class Followed(Silent):
+    """Test losses and accuracy of a run in some of its rounds."""
+
+    def __init__(self, method: ef.Method, data: FederatedDataset, seed: int) -> None:
+        self.found: dict[int, tuple[np.ndarray, float]] = {}
+        self.runner = Runner(
+            method, data, build_task(data, "mlp", seed=seed, options={"hidden": [200]}),
+            Settings(rounds=max(ROUNDS), seed=seed, evaluate_every=0),
+            engine=ef.EngineOptions("vectorized", workers=1), observer=self,
+        )  # fmt: skip
+        self.runner.run()
+
+    def round_done(self, line: dict[str, Any]) -> None:
+        """Evaluate, if this is one of the rounds."""
+        if (done := line["round"] + 1) in ROUNDS:
+            evaluation = self.runner.evaluate("test")
+            accuracy = evaluation.summary()["client_accuracy_mean"]
+            self.found[done] = (mean_loss(evaluation.counts), accuracy)
+
+
+def rounds(_: str, seeds: list[int]) -> None:
+    """FAA and mean accuracy by rounds; references are trained for as many rounds."""
+    base = FULL["mnist"]
+    local = ef.LocalTraining(**base["local"])
+    methods: dict[str, ef.Method] = {
+        "FedAvg": ef.FedAvg(local=local),
+        **{f"q-FFL, `q = {q:g}`": ef.QFFL(q=q, local=local) for q in (0.1, 1.0, 10.0)},
+        "AFL, average model": AFL(eta_lambda=0.01, multi_step=True, local=local),
+    }
+    measured = {done: {name: np.zeros((2, len(seeds))) for name in methods} for done in ROUNDS}
+    for column, seed in enumerate(seeds):
+        data = ef.load("mnist", seed=seed, rotations=ROTATIONS, **base["data"])
+        true = np.array(data.clusters)
+        references = {done: np.zeros(len(data)) for done in ROUNDS}
+        for cluster in set(true.tolist()):
+            members = np.flatnonzero(true == cluster)
+            part = FederatedDataset(data.schema, [data.client(int(i)) for i in members])
+            for done, (losses, _) in Followed(Centralized(local=local), part, seed).found.items():
+                references[done][members] = losses
+        for name, method in methods.items():
+            for done, (losses, accuracy) in Followed(method, data, seed).found.items():
+                excess = losses - references[done]
+                measured[done][name][:, column] = excess.max() - excess.min(), accuracy
+                cells = " ".join(f"{v:.3f}" for v in measured[done][name][:, column])
+                print(f"seed {seed}, {name}, {done} rounds: FAA and accuracy {cells}", flush=True)
+    for done, found in measured.items():
+        print(f"\n{done} rounds")
+        for name, values in found.items():
+            print(f"| {name} | {cell(list(values[0]))} | {cell(list(values[1]))} |")
+        pairs(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["table", "starts", "entropy"])
+    parser.add_argument("what", choices=["table", "starts", "entropy", "rounds"])
     parser.add_argument("--dataset", default="digits", choices=list(TASKS))
     parser.add_argument("--seeds", default="0,1,2,3,4")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    {"table": table, "starts": starts, "entropy": entropy}[given.what](given.dataset, seeds)
+    studies = {"table": table, "starts": starts, "entropy": entropy, "rounds": rounds}
+    studies[given.what](given.dataset, seeds)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,20 @@ def test_image_models_accept_the_usual_image_sizes(
     assert make(shape, 10, **options)(torch.randn(2, *shape)).shape == (2, 10)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_cnn_has_channels_last_in_memory_and_the_values_of_its_layers(channels: int) -> None:
+    model = cnn((channels, 8, 8), CLASSES, channels=(4, 6), hidden=9)
+    assert isinstance(model, nn.Sequential)
+    x = torch.randn(BATCH, channels, 8, 8)
+    plain = nn.Sequential(*model)
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-5, atol=1e-6)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    strides: list[tuple[int, ...]] = []
+    model[0].register_forward_hook(lambda *given: strides.append(given[2].stride()))
+    model(x)
+    assert strides == [(4 * 8 * 8, 1, 4 * 8, 4)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_vmap_of_gradients_over_clients_equals_a_loop(name: str) -> None:
     gradient, parameters, x, y = stacked_problem(name)

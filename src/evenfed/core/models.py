@@ -21,7 +21,7 @@ from itertools import pairwise
 from torch import nn
 
 from evenfed.core.errors import ConfigError, refuse, suggest
-from evenfed.core.networks import CharGRU, ResidualBlock, conv3x3
+from evenfed.core.networks import CharGRU, ImageLayers, ResidualBlock, conv3x3
 from evenfed.core.normalization import group_norm
 
 Shape = tuple[int, ...]
@@ -122,7 +122,7 @@ def cnn(
         layers += [nn.Conv2d(before, after, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()]
     flat = sizes[-1] * (height // shrink) * (width // shrink)
     dense = _dense((flat, *_sizes("hidden", hidden), _size("outputs", outputs)))
-    return nn.Sequential(*layers, nn.Flatten(), *dense)
+    return ImageLayers(*layers, nn.Flatten(), *dense)
 
 
 def char_gru(
