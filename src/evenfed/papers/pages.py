@@ -286,6 +286,9 @@ SPEED = (
     "therefore computed twice, is padded to the size of the next one. Full jobs gain more: on BANK "
     "the two methods with preferences take 54 instead of 111 seconds a seed, AgnosticFair on "
     "COMPAS 13 instead of 53.\n"
+    "- The convolutional network takes images with their channels last in memory, where PyTorch's "
+    "max pool is several times as fast: `evenfed paper fedeba --table cifar10 --quick` takes 0.60 "
+    "minutes at commit ba7d82e, 0.87 at 4d84643.\n"
 )
 
 
