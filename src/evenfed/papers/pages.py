@@ -250,6 +250,12 @@ def drawn(table: Table, results: Results) -> list[tuple[str, str, str]]:
     return found
 
 
+def shown(kept: Sequence[Results]) -> list[Results]:
+    """What a page shows: a quick version only where there is no full one."""
+    full = {(r.table, r.setting.protocol) for r in kept if not r.setting.quick}
+    return [r for r in kept if not r.setting.quick or (r.table, r.setting.protocol) not in full]
+
+
 def page(name: str, folder: Path = store.FOLDER) -> str:
     """The page of a paper, of all its stored results."""
     wanted = paper(name)
@@ -260,16 +266,13 @@ def page(name: str, folder: Path = store.FOLDER) -> str:
     if wanted.findings:
         parts += ["## What agrees and what does not", "\n".join(f"- {f}" for f in wanted.findings)]
     for table in wanted.tables:
-        own = [r for r in kept if r.table == table.key]
-        # a quick version is shown only where there is no full one
-        full = {r.setting.protocol for r in own if not r.setting.quick}
-        shown = [r for r in own if not r.setting.quick or r.setting.protocol not in full]
+        own = shown([r for r in kept if r.table == table.key])
         parts.append(f"## {table.title}")
         if table.note:
             parts.append(table.note)
-        if not shown:
+        if not own:
             parts.append("Not run yet.")
-        for results in shown:
+        for results in own:
             parts += _section(table, results)
     return "\n\n".join(parts) + "\n"
 
@@ -343,16 +346,19 @@ def _open(folder: Path) -> str:
 
 
 def write_pages(docs: Path, folder: Path = store.FOLDER) -> list[Path]:
-    """Write the index, a page a paper, and their figures below `docs`."""
+    """Write the index, a page a paper, and their figures below `docs`, without older ones."""
     figures = docs / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     files = {docs / "index.md": index(folder)}
     for name in names():
         wanted = paper(name)
         files[docs / f"{name}.md"] = page(name, folder)
-        for results in store.stored(folder, name):
+        for results in shown(store.stored(folder, name)):
             for _, file, svg in drawn(wanted.table(results.table), results):
                 files[figures / file] = svg
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
+    for path in (path for name in names() for path in figures.glob(f"{name}-*.svg")):
+        if path not in files:
+            path.unlink()
     return list(files)
