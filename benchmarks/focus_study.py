@@ -72,7 +72,8 @@ def recovered(result: ef.Result) -> bool:
 
 
 def cell(values: list[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
 
 
 def table(dataset: str, seeds: list[int]) -> None:
@@ -106,12 +107,17 @@ def table(dataset: str, seeds: list[int]) -> None:
 
 
 def pairs(measured: dict[str, np.ndarray]) -> None:
-    """Whether two methods differ as in print: 95 % interval of the differences within seeds."""
+    """Whether two methods differ as in print: 95 % interval of the differences within seeds.
+
+    Of one seed, its difference alone.
+    """
     for column, title in enumerate(("FAA", "accuracy")):
         for one, other in itertools.combinations(measured, 2):
             sign = np.sign(PRINTED[other][column] - PRINTED[one][column])
             gain = sign * (measured[other][column] - measured[one][column])
-            half = stats.t.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / len(gain) ** 0.5
+            half = 0.0
+            if len(gain) > 1:
+                half = stats.t.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / len(gain) ** 0.5
             word = "holds" if gain.mean() > half else "not told apart"
             word = "the other way round" if gain.mean() < -half else word
             print(f"{title}: {one} and {other}: {gain.mean():.3f} ± {half:.3f}, {word}")
