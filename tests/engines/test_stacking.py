@@ -11,9 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenfed.core import tree as trees
 from evenfed.core.examples import Examples
+from evenfed.core.local import LocalTraining
 from evenfed.data.dataset import FederatedDataset
 from evenfed.engines.stacking import (
+    Steps,
     capacities,
     finite_rows,
     grid_capacity,
@@ -80,8 +83,15 @@ def test_a_smaller_cohort_has_fewer_capacities() -> None:
     assert half < all_of_them == 5
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=7), st.floats(0.01, 1))
-def test_no_other_way_to_join_sizes_is_less_work(sizes: list[int], share: float) -> None:
+STEPS = st.none() | st.builds(
+    Steps, st.integers(1, 20), st.integers(1, 400), st.integers(10, 10**6), st.integers(1, 20)
+)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=7), st.floats(0.01, 1), STEPS)
+def test_no_other_way_to_join_sizes_is_less_work(
+    sizes: list[int], share: float, steps: Steps | None
+) -> None:
     plain = sorted(set(by_waste(sizes).values()))
     counts = Counter(by_waste(sizes)[size] for size in sizes)
 
@@ -91,7 +101,10 @@ def test_no_other_way_to_join_sizes_is_less_work(sizes: list[int], share: float)
         for end in ends:
             k = sum(counts[c] for c in plain[begin : end + 1])
             alone = k * share * (1 - share) ** (k - 1)
-            total += plain[end] * (k * share + alone)
+            each = plain[end] if steps is None else steps.client(plain[end])
+            total += each * (k * share + alone)
+            if steps is not None:
+                total += steps.call * (1 - (1 - share) ** k)
             begin = end + 1
         return total
 
@@ -99,14 +112,35 @@ def test_no_other_way_to_join_sizes_is_less_work(sizes: list[int], share: float)
     ways = [
         (*some, last) for n in range(len(plain)) for some in itertools.combinations(range(last), n)
     ]
-    found = sorted(set(capacities(np.array(sizes), share).values()))
+    found = sorted(set(capacities(np.array(sizes), share, steps).values()))
     assert work(tuple(plain.index(c) for c in found)) <= min(map(work, ways)) * (1 + 1e-9)
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.floats(0.01, 1))
-def test_clients_without_examples_are_not_padded(sizes: list[int], share: float) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.floats(0.01, 1), STEPS)
+def test_clients_without_examples_are_not_padded(
+    sizes: list[int], share: float, steps: Steps | None
+) -> None:
     """There is no row that could be repeated."""
-    assert capacities(np.array([0, *sizes]), share)[0] == 0
+    found = capacities(np.array([0, *sizes]), share, steps)
+    assert [size for size, capacity in found.items() if capacity == 0] == [0]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(4, {200}), (0, {20, 90, 200})])
+def test_clients_with_as_many_steps_share_a_call(
+    steps: int,
+    expected: set[int],
+    make_dataset: Callable[..., FederatedDataset],
+    train_rounds: Callable[..., Any],
+    distance: Callable[..., float],
+) -> None:
+    data = make_dataset(sizes=[20, 20, 90, 90, 200, 200])
+    method = FedAvg(local=LocalTraining(lr=0.1, batch=10, steps=steps))
+    trained = train_rounds(method, data, "vectorized")
+    tables = trained.runner.federation.engine._capacities
+    (table,) = (t for (_, split, _), t in tables.items() if split == "train")
+    assert set(table.values()) == expected
+    alone = train_rounds(method, data, "sequential")
+    assert distance(trained.server, alone.server) < 1e-6
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.randoms())
@@ -127,9 +161,10 @@ def test_stacked_examples_are_the_padded_parts() -> None:
     stacked = stack_examples(parts, 3)
     assert stacked.x.shape == (3, 3, 2)
     assert stacked.mask.tolist() == [[True] * 3, [True, True, False], [True] * 3]
-    for i, p in enumerate(parts):
-        assert torch.equal(stacked.x[i, : len(p)], p.x)
-        assert torch.equal(stacked.y[i, : len(p)], p.y)
+    padded = trees.stack([p.padded(3) for p in parts])
+    for ours, theirs in zip(trees.leaves(stacked), trees.leaves(padded), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
 
 
 def test_neighbours_in_memory_are_stacked_without_a_copy() -> None:

@@ -21,9 +21,41 @@ from evenfed.core.tree import Tree
 
 _WASTE = 1.15
 """Largest capacity relative to a size that uses it."""
+_GRADIENT = 24
+"""What a small model's gradient of an example costs, in copies of the example."""
+_CALL = 1 << 19
+"""Bytes that are copied while the operations of a step of a small model are called."""
 
 
-def capacities(sizes: NDArray[np.int64], share: float = 1.0) -> dict[int, int]:
+@dataclass(frozen=True)
+class Steps:
+    """Local steps, as many for a small client as for a large one.
+
+    Then padding is no more than memory that is written, while each capacity of a cohort calls all
+    operations of all steps again.
+    """
+
+    count: int
+    rows: int
+    """Examples of all steps."""
+    bytes: int
+    """Of one example."""
+    tokens: int = 1
+    """Of one example: a recurrent model calls its operations for each."""
+
+    def client(self, capacity: int) -> int:
+        """Cost of a client, as bytes that are copied."""
+        return self.bytes * (capacity + _GRADIENT * self.rows)
+
+    @property
+    def call(self) -> int:
+        """Cost of a call for any number of clients."""
+        return _CALL * self.count * self.tokens
+
+
+def capacities(
+    sizes: NDArray[np.int64], share: float = 1.0, steps: Steps | None = None
+) -> dict[int, int]:
     """Map every size of a dataset to its capacity: few capacities, little padding.
 
     A client alone is computed twice, so sizes share a capacity where padding costs less than that.
@@ -32,6 +64,8 @@ def capacities(sizes: NDArray[np.int64], share: float = 1.0) -> dict[int, int]:
     ----------
     share : float
         Share of the clients in a cohort.
+    steps : Steps, optional
+        What clients compute, where it does not grow with their data.
 
     Examples
     --------
@@ -39,9 +73,11 @@ def capacities(sizes: NDArray[np.int64], share: float = 1.0) -> dict[int, int]:
     {10: 10, 95: 100, 100: 100}
     >>> capacities(np.array([100, 60]))
     {60: 100, 100: 100}
+    >>> capacities(np.array([100, 95, 10, 100]), steps=Steps(count=5, rows=50, bytes=400))
+    {10: 100, 95: 100, 100: 100}
     """
     groups: list[_Group] = []
-    for size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
+    for size, count in zip(*np.unique(sizes[sizes > 0], return_counts=True), strict=True):
         if not groups or size > groups[-1].sizes[0] * _WASTE:
             groups.append(_Group([], 0))
         groups[-1].sizes.append(int(size))
@@ -53,10 +89,13 @@ def capacities(sizes: NDArray[np.int64], share: float = 1.0) -> dict[int, int]:
         clients, capacity = 0, groups[end - 1].sizes[-1]
         for begin in reversed(range(end)):
             clients += groups[begin].clients
-            cost = best[begin][0] + capacity * _computed(clients, share)
+            each = capacity if steps is None else steps.client(capacity)
+            cost = best[begin][0] + each * _computed(clients, share)
+            if steps is not None:
+                cost += steps.call * (1 - (1 - share) ** clients)
             found = min(found, (cost, -begin))
         best.append((found[0], -found[1]))
-    table: dict[int, int] = {}
+    table = {0: 0} if (sizes == 0).any() else {}
     end = len(groups)
     while end:
         begin = best[end][1]
@@ -94,10 +133,21 @@ def grid_capacity(size: int) -> int:
 
 def stack_examples(parts: Sequence[Examples], capacity: int) -> Examples:
     """`(c, capacity, ...)`; a view where the parts already lie side by side in memory."""
-    padded = [p.padded(capacity) for p in parts]
-    return Examples(
-        *(_side_by_side([getattr(p, name) for p in padded]) for name in ("x", "y", "group", "mask"))
-    )
+    if all(len(p) == capacity for p in parts):
+        return Examples(*map(_side_by_side, zip(*map(trees.leaves, parts), strict=True)))
+    # each as `Examples.padded`, in one copy
+    stacked = Examples(*(_tall(t, len(parts), capacity) for t in trees.leaves(parts[0])))
+    for i, part in enumerate(parts):
+        n = len(part)
+        for whole, own in zip(trees.leaves(stacked), trees.leaves(part), strict=True):
+            whole[i, :n] = own
+            whole[i, n:] = own[:1]
+        stacked.mask[i, n:] = False
+    return stacked
+
+
+def _tall(like: Tensor, clients: int, capacity: int) -> Tensor:
+    return like.new_empty((clients, capacity, *like.shape[1:]))
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from evenfed.core.tree import Tree
 from evenfed.engines.allocator import keep_freed_memory
 from evenfed.engines.exchange import Chunk, Population, Seat, Work, bytes_of, rows_for
 from evenfed.engines.sequential import draws_for
-from evenfed.engines.stacking import capacities, grid_capacity, grow, stack_examples
+from evenfed.engines.stacking import Steps, capacities, grid_capacity, grow, stack_examples
 from evenfed.engines.states import StateStore
 from evenfed.engines.workers import Workers, on_device
 
@@ -62,7 +62,7 @@ class VectorizedEngine:
         self.chunk = chunk
         self.memory = memory
         self.share = share
-        self._capacities: dict[tuple[int, str], dict[int, int]] = {}
+        self._capacities: dict[tuple[int, str, Steps | None], dict[int, int]] = {}
         self._stacked: OrderedDict[Any, tuple[Examples, int]] = OrderedDict()
         self._stacked_bytes = 0
         self._asked: set[Any] = set()
@@ -100,11 +100,13 @@ class VectorizedEngine:
                 data[seat.index] = population.client(seat.index).split(work.split)
             capacity = {s.index: grid_capacity(len(data[s.index])) for s in seats}
         else:
-            table = self._capacities.get((id(population), work.split))
+            steps = self._steps(work, population, seats[0], states)
+            table = self._capacities.get((id(population), work.split, steps))
             if table is None:
                 # all clients are evaluated, a cohort trains
-                table = capacities(sizes, self.share if work.split == "train" else 1.0)
-                self._capacities[id(population), work.split] = table
+                share = self.share if work.split == "train" else 1.0
+                table = capacities(sizes, share, steps)
+                self._capacities[id(population), work.split, steps] = table
             capacity = {s.index: table[int(sizes[s.index])] for s in seats}
         groups: dict[int, list[Seat]] = {}
         for seat in seats:
@@ -122,6 +124,27 @@ class VectorizedEngine:
             parts = np.array_split(np.arange(len(members)), count)
             plan += [([members[i] for i in part], cap) for part in parts]
         return plan
+
+    @staticmethod
+    def _steps(work: Work, population: Population, seat: Seat, states: StateStore) -> Steps | None:
+        """Steps of clients, if the smallest and the largest have as many; by the data alone."""
+        sizes = population.sizes(work.split)
+        if work.draws is None or not work.batch_hint or sizes is None or not sizes.any():
+            return None
+        ends = sorted({int(sizes[sizes > 0].min()), int(sizes.max())})
+        if len(ends) == 1:
+            return None
+        data = population.client(int(sizes.argmax())).split(work.split)
+        tokens = 1 if data.x.is_floating_point() or data.x.dim() < 2 else data.x.shape[1]
+        found = set()
+        for size in ends:
+            state = states.get(seat.index, seat.key, size)
+            drawn = trees.leaves(work.draws(generator(work.seed, "shape"), state, size))
+            index = [t for t in drawn if t.dtype == torch.int64 and t.dim() == 2]
+            count, rows = sum(len(t) for t in index), sum(t.numel() for t in index)
+            found.add(Steps(count, rows, bytes_of(data) // len(data), tokens))
+        steps = found.pop()
+        return steps if not found and steps.rows else None
 
     def _limit(
         self,
@@ -161,7 +184,7 @@ class VectorizedEngine:
         sizes = population.sizes(work.split)
         assert sizes is not None
         counts = [int(sizes[s.index]) for s in seats]
-        key = (id(population), work.split, tuple(s.index for s in seats))
+        key = (id(population), work.split, capacity, tuple(s.index for s in seats))
         with self._lock:
             if key in self._stacked:
                 self._stacked.move_to_end(key)
