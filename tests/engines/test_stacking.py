@@ -15,6 +15,7 @@ from evenfed.core import tree as trees
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.data.dataset import FederatedDataset
+from evenfed.engines.options import EngineOptions
 from evenfed.engines.stacking import (
     Steps,
     capacities,
@@ -141,6 +142,9 @@ def test_clients_with_as_many_steps_share_a_call(
     assert set(table.values()) == expected
     alone = train_rounds(method, data, "sequential")
     assert distance(trained.server, alone.server) < 1e-6
+    for chunk in (1, 2, 4):
+        again = train_rounds(method, data, EngineOptions("vectorized", workers=1, chunk=chunk))
+        assert torch.equal(again.everything, trained.everything)
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.randoms())
