@@ -52,6 +52,14 @@ def test_a_full_table_takes_an_hour_of_two_processes_at_most(name: str, key: str
 
 
 @pytest.mark.parametrize(("name", "key"), TABLES)
+def test_every_table_has_a_quick_version_to_check_against(name: str, key: str) -> None:
+    table = paper(name).table(key)
+    for protocol in table.seeds:
+        setting = table.setting(protocol, quick=True)
+        assert f"{store.stem(name, key, setting)}.json" in {path.name for path in STORED}
+
+
+@pytest.mark.parametrize(("name", "key"), TABLES)
 def test_a_sound_protocol_has_five_seeds(name: str, key: str) -> None:
     seeds = paper(name).table(key).seeds
     assert "sound" not in seeds or len(seeds["sound"]) >= 5
