@@ -226,3 +226,21 @@ def test_fedeba_on_fashion_mnist() -> None:
     for column in (shards, dirichlet):
         assert column["eba"]["mean"] < column["fedavg"]["mean"]
         assert column["eba"]["variance"] > column["fedavg"]["variance"]
+
+
+def test_ser_on_femnist() -> None:
+    found = stored("ser-femnist-sound")
+    said = {
+        "hessian_trace": (195, 268),
+        "top_eigenvalue": (38, 63),
+        "variance": (206, 286),
+        "sign_entropy": (0.898, 0.846),
+    }
+    for metric, (ours, plain) in said.items():
+        digits = 3 if ours < 1 else 0
+        pair = [mean(found, "femnist", row, metric) for row in ("local-ser", "local")]
+        assert [round(value, digits) for value in pair] == [ours, plain]
+    for key in ("local", "fedavg", "fedprox", "ditto", "pfedme"):
+        for metric in ("hessian_trace", "top_eigenvalue"):
+            with_ser = mean(found, "femnist", f"{key}-ser", metric)
+            assert with_ser < mean(found, "femnist", key, metric)
