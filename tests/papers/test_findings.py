@@ -146,16 +146,21 @@ def test_convergence_of_hetpfl_and_praffl() -> None:
     assert ahead == {1: 10, 3: 8, 5: 14, 15: 11}
 
 
+def ahead(found: Rows, columns: tuple[str, ...], metric: str) -> tuple[int, int]:
+    """Runs in which HetPFL has more than PraFFL, and all runs."""
+    pairs = [
+        (ours[metric], other[metric])
+        for column in columns
+        for ours, other in zip(found[column, "hetpfl"], found[column, "praffl"], strict=True)
+    ]
+    return sum(ours > other for ours, other in pairs), len(pairs)
+
+
 def test_hetpfl_over_redrawn_splits() -> None:
     found = stored("hetpfl-table1-sound")
     columns = ("synthetic", "compas", "bank", "adult")
-    for metric, ahead in (("global_hypervolume", 16), ("local_hypervolume", 8)):
-        pairs = [
-            (ours[metric], other[metric])
-            for column in columns
-            for ours, other in zip(found[column, "hetpfl"], found[column, "praffl"], strict=True)
-        ]
-        assert (sum(ours > other for ours, other in pairs), len(pairs)) == (ahead, 20)
+    assert ahead(found, columns, "global_hypervolume") == (16, 20)
+    assert ahead(found, columns, "local_hypervolume") == (8, 20)
     shown = [row.key for row in paper("hetpfl").table("table1").rows if not row.reference]
     assert len(shown) == 8
     better = {
@@ -171,6 +176,23 @@ def test_hetpfl_over_redrawn_splits() -> None:
         for row in ("hetpfl", "constant", "ceiling")
     ]
     assert said == [0.627, 0.600, 0.735]
+
+
+def test_hetpfl_with_more_clients() -> None:
+    found = stored("hetpfl-table3-sound")
+    columns = ("10", "100", "300")
+    assert ahead(found, columns, "global_hypervolume") == (14, 15)
+    assert ahead(found, columns, "local_hypervolume") == (9, 15)
+    kept = [round(mean(found, c, "hetpfl", "global_hypervolume"), 3) for c in columns]
+    own = [round(mean(found, c, "hetpfl", "local_hypervolume"), 3) for c in columns]
+    assert (kept, own) == ([0.834, 0.835, 0.839], [0.788, 0.729, 0.663])
+    pooled = [mean(found, c, "ceiling", "global_hypervolume") for c in columns]
+    assert {round(value, 2) for value in pooled} == {0.85}
+    said = {"praffl": 0.565, "constant": 0.601}
+    for row, value in said.items():
+        assert round(mean(found, "300", row, "global_hypervolume"), 3) == value
+    for row, value in {"equifl": 0.748, "fedfb": 0.739}.items():
+        assert round(mean(found, "300", row, "local_hypervolume"), 3) == value
 
 
 Means = dict[str, dict[str, float]]
