@@ -262,7 +262,7 @@ def test_ser_on_femnist() -> None:
         digits = 3 if ours < 1 else 0
         pair = [mean(found, "femnist", row, metric) for row in ("local-ser", "local")]
         assert [round(value, digits) for value in pair] == [ours, plain]
-    for key in ("local", "fedavg", "fedprox", "ditto", "pfedme"):
+    for key in ("local", "fedavg", "fedprox", "momentum", "ditto", "pfedme"):
         for metric in ("hessian_trace", "top_eigenvalue"):
             with_ser = mean(found, "femnist", f"{key}-ser", metric)
             assert with_ser < mean(found, "femnist", key, metric)

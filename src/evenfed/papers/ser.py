@@ -114,7 +114,8 @@ class Case:
 CASES = {
     "femnist": Case(
         "FEMNIST, 40 writers", "femnist", {"clients": 40, "val": 0.2, "flat": True},
-        {"name": "mlp", "hidden": [64]}, "vectorized", 100, 5, 10, [0.03, 0.3], 0.3, 3.0, 14.0, 2.0,
+        {"name": "mlp", "hidden": [64]}, "vectorized", 100, 5, 10, [0.01, 0.03], 0.3,
+        3.0, 14.0, 2.0,
     ),
     "shakespeare": Case(
         "Shakespeare, 30 roles", "shakespeare",
@@ -351,8 +352,8 @@ PAPER = Paper(
     (
         "FEMNIST: with SER local models are flatter (trace 195 and 268, top eigenvalue 38 and 63) "
         "and vary less between clients (206 and 286); mean and worst accuracy are not told apart. "
-        "So it is with FedAvg and FedProx but for the variance, and Ditto and pFedMe are flatter "
-        "too. Whether that is more than a shorter step does is for the controls to say.",
+        "So it is with FedAvg and FedProx but for the variance; momentum, Ditto and pFedMe are "
+        "flatter too. Whether that is more than a shorter step does is for the controls to say.",
         "FEMNIST, sign entropy: it is not lower with SER but higher (0.898 and 0.846 of local "
         "models). SER lowers the disagreement of one look-ahead pair; the entropy is counted along "
         "ten steps. On MNIST it fell with batches of 20 and rose with full batches: [the method's "
