@@ -3,7 +3,7 @@
 python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
-python -m benchmarks.focus_study rounds  [--seeds 0,1,2,3,4]
+python -m benchmarks.focus_study rounds  --dataset mnist [--seeds 0,1,2,3,4]
 
 Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 64 hidden units. The
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
@@ -30,6 +30,7 @@ from evenfed.methods.afl import AFL
 from evenfed.methods.centralized import Centralized
 from evenfed.methods.focus import Focus
 from evenfed.metrics.client import mean_loss
+from evenfed.metrics.excess import excess_risk
 from evenfed.papers.focus import FULL
 from evenfed.runs.runner import Runner, Settings, Silent, build_task
 
@@ -109,15 +110,16 @@ def table(dataset: str, seeds: list[int]) -> None:
 def pairs(measured: dict[str, np.ndarray]) -> None:
     """Whether two methods differ as in print: 95 % interval of the differences within seeds.
 
-    Of one seed, its difference alone.
+    Of one seed its difference alone, negative where it is the other way round.
     """
     for column, title in enumerate(("FAA", "accuracy")):
         for one, other in itertools.combinations(measured, 2):
             sign = np.sign(PRINTED[other][column] - PRINTED[one][column])
             gain = sign * (measured[other][column] - measured[one][column])
-            half = 0.0
-            if len(gain) > 1:
-                half = stats.t.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / len(gain) ** 0.5
+            if len(gain) == 1:
+                print(f"{title}: {one} and {other}: {gain[0]:.3f} in one seed")
+                continue
+            half = stats.t.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / len(gain) ** 0.5
             word = "holds" if gain.mean() > half else "not told apart"
             word = "the other way round" if gain.mean() < -half else word
             print(f"{title}: {one} and {other}: {gain.mean():.3f} ± {half:.3f}, {word}")
@@ -163,8 +165,9 @@ class Followed(Silent):
 
     def __init__(self, method: ef.Method, data: FederatedDataset, seed: int) -> None:
         self.found: dict[int, tuple[np.ndarray, float]] = {}
+        options = dict(FULL["mnist"]["model"])
         self.runner = Runner(
-            method, data, build_task(data, "mlp", seed=seed, options={"hidden": [200]}),
+            method, data, build_task(data, options.pop("name"), seed=seed, options=options),
             Settings(rounds=max(ROUNDS), seed=seed, evaluate_every=0),
             engine=ef.EngineOptions("vectorized", workers=1), observer=self,
         )  # fmt: skip
@@ -178,8 +181,10 @@ class Followed(Silent):
             self.found[done] = (mean_loss(evaluation.counts), accuracy)
 
 
-def rounds(_: str, seeds: list[int]) -> None:
-    """FAA and mean accuracy by rounds; references are trained for as many rounds."""
+def rounds(dataset: str, seeds: list[int]) -> None:
+    """FAA and mean accuracy by rounds, of MNIST; references are trained for as many rounds."""
+    if dataset != "mnist":
+        raise SystemExit("rounds: only with --dataset mnist")
     base = FULL["mnist"]
     local = ef.LocalTraining(**base["local"])
     methods: dict[str, ef.Method] = {
@@ -199,8 +204,8 @@ def rounds(_: str, seeds: list[int]) -> None:
                 references[done][members] = losses
         for name, method in methods.items():
             for done, (losses, accuracy) in Followed(method, data, seed).found.items():
-                excess = losses - references[done]
-                measured[done][name][:, column] = excess.max() - excess.min(), accuracy
+                excess = excess_risk(losses, references[done])
+                measured[done][name][:, column] = np.ptp(excess), accuracy
                 cells = " ".join(f"{v:.3f}" for v in measured[done][name][:, column])
                 print(f"seed {seed}, {name}, {done} rounds: FAA and accuracy {cells}", flush=True)
     for done, found in measured.items():

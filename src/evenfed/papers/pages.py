@@ -294,8 +294,7 @@ SPEED = (
     "minutes at commit ba7d82e, 0.87 at 4d84643.\n"
     "- Clients that take as many steps whatever their size are computed in one call where padding "
     "is cheap: `evenfed paper ser --table shakespeare --quick` takes 0.34 minutes at commit "
-    "36dd0f1, 0.38 at ba7d82e, and 40 rounds of FedAvg with SER on 30 roles, five a round, 8 "
-    "seconds instead of 20.\n"
+    "36dd0f1, 0.38 at ba7d82e; longer runs, with less of it spent on recording, gain more.\n"
 )
 
 

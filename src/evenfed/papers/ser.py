@@ -356,7 +356,7 @@ PAPER = Paper(
         "flatter too. Whether that is more than a shorter step does is for the controls to say.",
         "FEMNIST, sign entropy: it is not lower with SER but higher (0.898 and 0.846 of local "
         "models). SER lowers the disagreement of one look-ahead pair; the entropy is counted along "
-        "ten steps. On MNIST it fell with batches of 20 and rose with full batches: [the method's "
-        "page](../methods/ser.md).",
+        "ten steps. On MNIST it fell beyond the controls with batches of 20, not with full ones: "
+        "[the method's page](../methods/ser.md).",
     ),
 )  # fmt: skip
