@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evenfed.core.errors import ConfigError, DataError, RunFolderError
-from evenfed.papers import pages, recipe, store
+from evenfed.papers import pages, recipe, running, store
 from evenfed.papers.checking import differences
 from evenfed.papers.recipe import (
     Claim,
@@ -209,6 +212,38 @@ def test_a_job_in_another_process_is_found_by_its_name() -> None:
     # 60.53 % of the published split's test labels are 1
     value = found.outcome.values["constant"]["global_hypervolume"]
     assert value == pytest.approx(0.6053, abs=1e-4)
+
+
+def test_jobs_that_share_trials_go_to_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took: dict[str, str] = {}
+
+    class Lane(ThreadPoolExecutor):
+        def __init__(self, workers: int, mp_context: object) -> None:
+            super().__init__(workers)
+
+    def elsewhere(name: str, table: str, setting: Setting, key: str) -> store.Run:
+        took[key] = threading.current_thread().name
+        time.sleep(0.02)  # so that both lanes have work
+        job = next(j for j in grouped(setting) if j.key == key)
+        return store.finished(job, run(job), 0.0)
+
+    def grouped(setting: Setting) -> list[Job]:
+        return [replace(job, together=job.rows[0]) for job in jobs(setting)]
+
+    monkeypatch.setattr(running, "ProcessPoolExecutor", Lane)
+    monkeypatch.setattr(running, "_elsewhere", elsewhere)
+    rebuild(PAPER, replace(TABLE, jobs=grouped), FULL, folder=tmp_path, jobs=3)
+    assert len(took) == 6
+    by_row = {row: {took[key] for key in took if row in key} for row in ("good", "bad")}
+    assert all(len(lanes) == 1 for lanes in by_row.values())
+    assert by_row["good"] != by_row["bad"]
+
+    took.clear()
+    rebuild(PAPER, TABLE, replace(FULL, seeds=(3, 4, 5, 6)), folder=tmp_path, jobs=2)
+    assert len(took) == 8
+    assert len(set(took.values())) == 2
 
 
 def invoked(arguments: list[str]) -> Result:

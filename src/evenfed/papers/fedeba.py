@@ -109,8 +109,6 @@ COLUMNS = {
     ),
     "cifar10-shards": Column("cifar10-shards", "CIFAR-10 (subset), 2 shards a client", "cifar10"),
 }
-WORKERS = 2
-"""Processes of a full table: each tunes a row once."""
 
 
 def _settings(case: Case, setting: Setting, seed: int) -> dict[str, Any]:
@@ -134,7 +132,6 @@ def _tuned_jobs(columns: Sequence[str], setting: Setting) -> list[Job]:
     for column in columns[:1] if setting.quick else columns:
         case = CASES[column]
         budget = 2 if setting.quick else case.budget
-        workers = 1 if setting.quick else WORKERS
         for row in ROWS:
             if setting.quick and row.key not in QUICK_ROWS.get(case.dataset, QUICK_ROWS_ELSE):
                 continue
@@ -143,10 +140,11 @@ def _tuned_jobs(columns: Sequence[str], setting: Setting) -> list[Job]:
                     **_settings(case, setting, seed), "method": row.key, "options": case.local,
                     "tune": {"budget": budget, "rates": RATES},
                 }  # fmt: skip
-                each = 1 + workers * budget / len(setting.seeds)
+                each = 1 + budget / len(setting.seeds)
                 seconds = _seconds(case, setting, row.key) * each
+                name = f"{column}-{row.key}"
                 jobs.append(
-                    Job(f"{column}-{row.key}-{seed}", (row.key,), column, seed, settings, seconds)
+                    Job(f"{name}-{seed}", (row.key,), column, seed, settings, seconds, name)
                 )
     return jobs
 
@@ -219,8 +217,8 @@ def _noise_job(key: str, column: str, noise: tuple[int, float], seed: int, setti
     )  # fmt: skip
     held = {name: 2.0 if name == "tau" else 0.3 for name in methods()[method].grid}
     settings = {**job.settings, "options": {**CASES["mnist-shards"].local, **held, **options}}
-    times = 1 + (0 if setting.quick else WORKERS * budget / len(setting.seeds))
-    return replace(job, settings=settings, seconds=job.seconds * times)
+    times = 1 + (0 if setting.quick else budget / len(setting.seeds))
+    return replace(job, settings=settings, seconds=job.seconds * times, together=f"{column}-{key}")
 
 
 def _noise_jobs(setting: Setting) -> list[Job]:

@@ -76,6 +76,9 @@ class Job:
         All that decides its numbers, as JSON: a stored result with other settings is not used.
     seconds : float
         Expected CPU seconds.
+    together : str
+        Jobs with the same word share what a process works out once (trials): where jobs run
+        beside each other, all of them go to one process. Empty: it shares nothing.
     """
 
     key: str
@@ -84,6 +87,7 @@ class Job:
     seed: int
     settings: Mapping[str, Any]
     seconds: float
+    together: str = ""
 
 
 Curve = list[list[float]]

@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -95,19 +96,38 @@ def _carried_out(
         finally:
             torch.set_num_threads(before)
         return
+    waiting = _groups(missing)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(missing)), mp_context=context) as pool:
-        waiting: set[Future[Run]] = {
-            pool.submit(_elsewhere, name, table.key, setting, job.key) for job in missing
-        }
-        try:
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    with ExitStack() as stack:
+        lanes = [
+            stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+            for _ in range(min(jobs, len(waiting)))
+        ]
+        running: dict[Future[Run], tuple[ProcessPoolExecutor, list[Job]]] = {}
+
+        def go_on(lane: ProcessPoolExecutor, group: list[Job]) -> None:
+            if not group and not waiting:
+                return
+            group = group or waiting.pop(0)
+            job = group.pop(0)
+            running[lane.submit(_elsewhere, name, table.key, setting, job.key)] = lane, group
+
+        for lane in lanes:
+            go_on(lane, [])
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                run = future.result()
+                go_on(*running.pop(future))
+                yield run
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that share work, longest group first: the last ones to end are short."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.together or f"alone: {job.key}", []).append(job)
+    return sorted(groups.values(), key=lambda group: -sum(job.seconds for job in group))
 
 
 def _one(table: Table, job: Job) -> Run:

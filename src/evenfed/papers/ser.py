@@ -39,8 +39,6 @@ METRICS = (
 )
 MEASURED_RATE = 0.1
 """Length of the steps along which signs are counted; the same for all rows."""
-MEASURED_ROWS = 256
-"""Training examples a client, at most, on which signs and curvature are measured."""
 SER: dict[str, Any] = {"local.regularizer": "ser"}
 LOCAL: dict[str, Any] = {"local.ser.rho": 0.0, "local.ser.kappa": 1.0}
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -92,6 +90,11 @@ class Case:
     measuring: float
     small: dict[str, Any] = field(default_factory=lambda: {"clients": 8})
     """Options of the data in the quick version."""
+    batch: int = 20
+    measured: tuple[int, int] = (8, 256)
+    """Clients, and training examples of each at most, for signs and curvature."""
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options of a method that differ from those of `BASES`."""
 
     def settings(self, setting: Setting, seed: int) -> dict[str, Any]:
         """All of a job but its method."""
@@ -101,14 +104,14 @@ class Case:
             "data": {**self.data, **self.small} if quick else self.data,
             "engine": self.engine, "rounds": 2 if quick else self.rounds, "cohort": self.cohort,
             "tail": 0.1, "every": 1 if quick else 5, "last": 0, "target": self.target,
-            "probes": 4 if quick else 30, "rows": 32 if quick else MEASURED_ROWS,
-            "clients": 2 if quick else 8,
+            "probes": 4 if quick else 30, "rows": 32 if quick else self.measured[1],
+            "clients": 2 if quick else self.measured[0],
             "tune": {"budget": 1 if quick else 1 + len(self.rates), "rates": self.rates},
         }  # fmt: skip
 
     def options(self, quick: bool) -> dict[str, Any]:
         """Options of every row."""
-        return {"local.steps": 2 if quick else self.steps, "local.batch": 20}
+        return {"local.steps": 2 if quick else self.steps, "local.batch": self.batch}
 
 
 CASES = {
@@ -126,22 +129,23 @@ CASES = {
     "cifar10": Case(
         "CIFAR-10 (subset), 50 clients, Dirichlet(0.5)", "cifar10",
         {"clients": 50, "partition": "dirichlet:label:0.5:20", "val": 0.2},
-        {"name": "cnn", "channels": [6, 12], "hidden": 32}, "sequential", 40, 5, 5, [0.03],
-        0.25, 6.0, 30.0, 35.0,
+        {"name": "cnn", "channels": [8, 16], "hidden": 32}, "sequential", 40, 5, 20, [0.01, 0.03],
+        0.25, 11.0, 64.0, 10.0, batch=10, measured=(4, 128), own={"pfedme": {"inner": 3}},
     ),
 }  # fmt: skip
-WORKERS = 2
-"""Processes of a full table: each tunes a row once."""
-SLOWER = {"ditto": 2.3, "pfedme": 5.0, "entropy": 2.0}
-"""How many times as long as FedAvg a method takes."""
+SLOWER = {"ditto": 2.3, "entropy": 2.0}
+"""How many times as long as FedAvg a method takes; pFedMe as its number of inner steps."""
 
 
-def _seconds(case: Case, setting: Setting, regularized: bool, slower: float) -> float:
+def _seconds(case: Case, setting: Setting, regularized: bool, base: str) -> float:
     """Of one job, with its share of the trials; curvature is measured of the job alone."""
+    slower = SLOWER.get(base, 1.0)
+    if base == "pfedme":
+        slower = case.own.get(base, {}).get("inner", 5)
     once = slower * (case.regularized if regularized else case.plain)
     if setting.quick:
         return 2.5 if regularized else 1.0
-    return once * (1.2 + WORKERS * (1 + len(case.rates)) / len(setting.seeds)) + case.measuring
+    return once * (1.2 + (1 + len(case.rates)) / len(setting.seeds)) + case.measuring
 
 
 def _jobs(column: str, setting: Setting) -> list[Job]:
@@ -160,12 +164,13 @@ def _jobs(column: str, setting: Setting) -> list[Job]:
             for seed in setting.seeds:
                 settings = {
                     **case.settings(setting, seed), "method": method,
-                    "options": {**size, **own, **more},
+                    "options": {**size, **own, **case.own.get(key, {}), **more},
                 }  # fmt: skip
                 refused = regularized and key == "entropy"
-                seconds = _seconds(case, setting, regularized, SLOWER.get(key, 1.0))
+                seconds = _seconds(case, setting, regularized, key)
                 seconds = 0.1 if refused else seconds
-                jobs.append(Job(f"{column}-{row}-{seed}", (row,), column, seed, settings, seconds))
+                name = f"{column}-{row}"
+                jobs.append(Job(f"{name}-{seed}", (row,), column, seed, settings, seconds, name))
     return jobs
 
 
@@ -186,10 +191,11 @@ def _control_jobs(setting: Setting) -> list[Job]:
                 if key == "rate":
                     settings["matched"] = {**size, **STRENGTH}
                 once = case.regularized if key in ("ser", "random", "shrink") else case.plain
-                shared = WORKERS * (1 + len(case.rates)) * case.plain / len(setting.seeds)
+                shared = (1 + len(case.rates)) * case.plain / len(setting.seeds)
                 seconds = 1.2 * once + shared / len(CONTROLS) + case.measuring
                 seconds = 2.5 if setting.quick else seconds
-                jobs.append(Job(f"{column}-{key}-{seed}", (key,), column, seed, settings, seconds))
+                name = f"{column}-{key}-{seed}"
+                jobs.append(Job(name, (key,), column, seed, settings, seconds, column))
     return jobs
 
 
@@ -280,11 +286,16 @@ def _table(column: str) -> Table:
     )
     texts = tuple(f"{pairs[0][1]}: {text} with SER than without" for text in ORDERINGS.values())
     note = (
-        f"{case.cohort} clients a round, {case.rounds} rounds of {case.steps} local steps of 20 "
-        f"examples, {case.model['name']}; {1 + len(case.rates)} trials a row: rates 0.1, "
-        f"{', '.join(map(str, case.rates))}. The target is a mean of {100 * case.target:.0f} %; "
-        "seeds that never reach it are not counted in the mean of rounds."
+        f"{case.cohort} clients a round, {case.rounds} rounds of {case.steps} local steps of "
+        f"{case.batch} examples, {case.model['name']}; {1 + len(case.rates)} trials a row: rates "
+        f"0.1, {', '.join(map(str, case.rates))}. The target is a mean of {100 * case.target:.0f} "
+        "%; seeds that never reach it are not counted in the mean of rounds. Signs and curvature: "
+        f"{case.measured[0]} clients, the first {case.measured[1]} training examples of each, or "
+        "all where there are fewer."
     )
+    if case.own:
+        held = (f"{BASES[key][0]} {tuned.worded(own)}" for key, own in case.own.items())
+        note += f" Options of this table alone: {'; '.join(held)}."
     return Table(
         column, case.title, ROWS, (Column(column, case.title, case.dataset),), {"sound": METRICS},
         jobs, run, SEEDS, claims=claims, note=note,
@@ -344,8 +355,8 @@ PAPER = Paper(
         "target are those of evaluations during training, when a client has the model of its last "
         "round. "
         "Sign entropy (10 steps of rate 0.1), Hessian trace (30 probes) and top eigenvalue (20 "
-        "Lanczos steps) are those of the models that clients use, on training data of 8 clients "
-        f"(the first {MEASURED_ROWS} examples, or all where there are fewer). "
+        "Lanczos steps) are those of the models that clients use, on training data of some "
+        "clients, the same for all rows. "
         "FedAvg, FedProx and the momentum and Entropy-SGD rows use the global model; `FedAvg and "
         "a local round`, Ditto and pFedMe use models of the clients' own.",
     },
