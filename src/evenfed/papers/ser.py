@@ -124,7 +124,7 @@ CASES = {
         "Shakespeare, 30 roles", "shakespeare",
         {"clients": 30, "val": 0.15, "test": 0.2, "length": 20, "stride": 10},
         {"name": "char_gru", "hidden": 32}, "vectorized", 40, 5, 5, [0.5, 1.5], 0.25,
-        3.0, 10.0, 14.0, {"clients": 8, "length": 8},
+        3.0, 10.0, 14.0, {"clients": 8, "length": 8}, own={"pfedme": {"lam": 1.0, "eta": 1.0}},
     ),
     "cifar10": Case(
         "CIFAR-10 (subset), 50 clients, Dirichlet(0.5)", "cifar10",
