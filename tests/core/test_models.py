@@ -92,6 +92,17 @@ def test_cnn_has_channels_last_in_memory_and_the_values_of_its_layers(channels: 
     assert strides == [(4 * 8 * 8, 1, 4 * 8, 4)]
 
 
+@pytest.mark.parametrize("size", [16, 18, 19])
+def test_cnn_with_a_pool_sees_the_means_of_squares(size: int) -> None:
+    pooled = cnn((3, size, size), CLASSES, channels=(4, 6), hidden=9, pool=2)
+    small = cnn((3, size // 2, size // 2), CLASSES, channels=(4, 6), hidden=9)
+    small.load_state_dict(dict(zip(small.state_dict(), pooled.state_dict().values(), strict=True)))
+    x = torch.randn(BATCH, 3, size, size)
+    side = size // 2
+    means = x[..., : 2 * side, : 2 * side].reshape(BATCH, 3, side, 2, side, 2).mean((3, 5))
+    torch.testing.assert_close(pooled(x), small(means), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_vmap_of_gradients_over_clients_equals_a_loop(name: str) -> None:
     gradient, parameters, x, y = stacked_problem(name)
@@ -216,6 +227,8 @@ def test_build_makes_each_model_by_name(
         ("cnn", (6,), 0, {}, r"reads images, shape \(C, H, W\); .* \(6,\)"),
         ("resnet18", (6,), 0, {}, "reads images"),
         ("cnn", (1, 3, 8), 0, {}, "3 x 8 is too small, each side must be at least 4"),
+        ("cnn", (1, 7, 8), 0, {"pool": 2}, "by 2 and halves .* 7 x 8 is too small, .* at least 8"),
+        ("cnn", (1, 8, 8), 0, {"pool": 0}, "'pool' must be a whole number of at least 1, not 0"),
     ],
 )
 def test_build_refuses_what_it_cannot_make(

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from evenfed.core.convolution import Convolution
 from evenfed.core.errors import ConfigError, refuse, suggest
 from evenfed.core.networks import CharGRU, ImageLayers, ResidualBlock, conv3x3
 from evenfed.core.normalization import group_norm
@@ -83,19 +84,22 @@ def cnn(
     outputs: int,
     channels: Sequence[int] = (32, 64),
     hidden: int | Sequence[int] = 128,
+    pool: int = 1,
 ) -> nn.Module:
     """Return 5x5 convolutions, each with a halving max pool, and fully connected layers.
 
     Parameters
     ----------
     shape : tuple of int
-        `(C, H, W)` of one image; each side at least `2 ** len(channels)`.
+        `(C, H, W)` of one image; each side at least `pool * 2 ** len(channels)`.
     outputs : int
         Number of classes, or 1 for regression.
     channels : sequence of int
         Channels of each convolution.
     hidden : int or sequence of int
         Width of each hidden fully connected layer.
+    pool : int
+        Sides of the squares over which an image is averaged first: 2 halves its width and height.
 
     Returns
     -------
@@ -110,16 +114,17 @@ def cnn(
     """
     image_channels, height, width = _image("cnn", shape)
     sizes = (image_channels, *_sizes("channels", channels))
-    shrink = 2 ** (len(sizes) - 1)
+    shrink = _size("pool", pool) * 2 ** (len(sizes) - 1)
     if min(height, width) < shrink:
+        first = f"divides the sides of the image by {pool} and " if pool > 1 else ""
         raise ConfigError(
-            f"Model 'cnn' halves the image {len(sizes) - 1} times: {height} x {width} is too "
-            f"small, each side must be at least {shrink}; give fewer channels or use 'mlp'."
+            f"Model 'cnn' {first}halves the image {len(sizes) - 1} times: {height} x {width} is "
+            f"too small, each side must be at least {shrink}; give fewer channels or use 'mlp'."
         )
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [nn.AvgPool2d(pool)] if pool > 1 else []
     for before, after in pairwise(sizes):
         # ReLU after the pool: the same values as before it, on a quarter of the numbers.
-        layers += [nn.Conv2d(before, after, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [Convolution(before, after, 5), nn.MaxPool2d(2), nn.ReLU()]
     flat = sizes[-1] * (height // shrink) * (width // shrink)
     dense = _dense((flat, *_sizes("hidden", hidden), _size("outputs", outputs)))
     return ImageLayers(*layers, nn.Flatten(), *dense)

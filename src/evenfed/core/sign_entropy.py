@@ -97,14 +97,15 @@ def _free(p: Tensor) -> Tensor:
     return ((p > _CLIP) & (p < 1 - _CLIP)).to(p.dtype)
 
 
-def counted(g0: Params, g1: Params) -> tuple[Params, Tensor]:
-    """`A` as ones and zeros, and `|A|` (at least 1)."""
-    inside: Params = trees.map(lambda a, b: ((a != 0) | (b != 0)).to(a.dtype), g0, g1)
-    return inside, torch.stack([t.sum() for t in trees.leaves(inside)]).sum().clamp(min=1)
+def counted(g0: Tensor, g1: Tensor) -> tuple[Tensor, Tensor]:
+    """`A` of two gradients `(N,)` as ones and zeros, and `|A|` (at least 1)."""
+    inside = ((g0 != 0) | (g1 != 0)).to(g0.dtype)
+    return inside, inside.sum().clamp(min=1)
 
 
-def _total(tree: Params) -> Tensor:
-    return torch.stack([t.sum() for t in trees.leaves(tree)]).sum()
+def _spread(at: Params, like: Params) -> Tensor:
+    """The width of every number of a gradient, `(N,)`."""
+    return trees.joined(trees.map(lambda w, g: w.expand(g.shape), at, like))
 
 
 def usual_measure(axis: Axis) -> Measure:
@@ -141,19 +142,18 @@ def disagreement(
         coordinates of `g0` alone, with "js" less the mean entropy of a single one.
     """
     objective = objective or usual_measure(axis)
-    inside, size = counted(g0, g1)
-    pi0: Params = trees.map(_probability, g0, at0)
+    u0, u1 = trees.joined(g0), trees.joined(g1)
+    inside, size = counted(u0, u1)
+    pi0 = _probability(u0, _spread(at0, g0))
     if axis == "coordinates":
-        share = _total(trees.map(lambda p, a: p * a, pi0, inside)) / size
-        noise = _total(trees.map(lambda p, a: entropy(p) * a, pi0, inside)) / size
+        share = (pi0 * inside).sum() / size
+        noise = (entropy(pi0) * inside).sum() / size
         return entropy(share) - noise if objective == "js" else entropy(share)
-    pi1: Params = trees.map(_probability, g1, at1)
-
-    def one(p: Tensor, q: Tensor, a: Tensor) -> Tensor:
-        mixed = entropy((p + q) / 2)
-        return (mixed - (entropy(p) + entropy(q)) / 2 if objective == "js" else mixed) * a
-
-    return _total(trees.map(one, pi0, pi1, inside)) / size
+    pi1 = _probability(u1, _spread(at1, g1))
+    mixed = entropy((pi0 + pi1) / 2)
+    if objective == "js":
+        mixed = mixed - (entropy(pi0) + entropy(pi1)) / 2
+    return (mixed * inside).sum() / size
 
 
 def disagreement_gradients(
@@ -166,28 +166,23 @@ def disagreement_gradients(
 ) -> tuple[Params, Params | None]:
     """`v_0` and `v_1`: derivatives of `R` by the two gradients; None where `R` ignores `g1`."""
     objective = objective or usual_measure(axis)
-    inside, size = counted(g0, g1)
-    pi0: Params = trees.map(_probability, g0, at0)
+    u0, u1 = trees.joined(g0), trees.joined(g1)
+    inside, size = counted(u0, u1)
+    width0 = _spread(at0, g0)
+    pi0 = _probability(u0, width0)
     if axis == "coordinates":
-        share = _total(trees.map(lambda p, a: p * a, pi0, inside)) / size
-        return trees.map(
-            lambda g, w, p, a: (
-                _pull(share, p, objective) * _slope(g, w) * _free(p) * a / (2 * size).to(g.dtype)
-            ),
-            g0, at0, pi0, inside,
-        ), None  # fmt: skip
-    pi1: Params = trees.map(_probability, g1, at1)
-    mean: Params = trees.map(lambda p, q: (p + q) / 2, pi0, pi1)
-
-    def derivative(g: Params, at: Params, pi: Params) -> Params:
-        return trees.map(  # type: ignore[no-any-return]
-            lambda u, w, p, m, a: (
-                _pull(m, p, objective) * _slope(u, w) * _free(p) * a / (4 * size).to(u.dtype)
-            ),
-            g, at, pi, mean, inside,
-        )  # fmt: skip
-
-    return derivative(g0, at0, pi0), derivative(g1, at1, pi1)
+        share = (pi0 * inside).sum() / size
+        v0 = _pull(share, pi0, objective) * _slope(u0, width0) * _free(pi0) * inside / (2 * size)
+        return trees.parted(v0, g0), None
+    width1 = _spread(at1, g1)
+    pi1 = _probability(u1, width1)
+    mean = (pi0 + pi1) / 2
+    share_of_one = inside / (4 * size)
+    v0, v1 = (
+        _pull(mean, p, objective) * _slope(u, w) * _free(p) * share_of_one
+        for u, w, p in ((u0, width0, pi0), (u1, width1, pi1))
+    )
+    return trees.parted(v0, g0), trees.parted(v1, g1)
 
 
 def _pull(mean: Tensor, p: Tensor, objective: Measure) -> Tensor:
@@ -210,10 +205,10 @@ def rescaled(tree: Params, length: Tensor) -> Params:
 
     Relative to its largest entry, since squares of very small or large ones are no floats.
     """
-    peak = torch.stack([t.abs().max() for t in trees.leaves(tree)]).max().clamp(min=_TINY)
-    unit: Params = trees.map(lambda t: t / peak, tree)
-    factor = length / norm(unit).clamp(min=0.5)  # at least 1, but for zeros
-    return trees.map(lambda t: t * factor.to(t.dtype), unit)  # type: ignore[no-any-return]
+    numbers = trees.joined(tree)
+    unit = numbers / numbers.abs().max().clamp(min=_TINY)
+    factor = length / unit.square().sum().sqrt().clamp(min=0.5)  # at least 1, but for zeros
+    return trees.parted(unit * factor.to(unit.dtype), tree)  # type: ignore[no-any-return]
 
 
 def ahead(params: Params, direction: Params, rate: Tensor) -> Params:

@@ -100,6 +100,29 @@ def squared_norm(tree: Tree) -> Tensor:
     return torch.stack([(leaf * leaf).sum() for leaf in leaves(tree)]).sum()
 
 
+def joined(tree: Tree) -> Tensor:
+    """All numbers of a tree as one vector `(N,)`: one operation on it does the work of many.
+
+    Examples
+    --------
+    >>> joined({"a": torch.ones(1, 2), "b": torch.zeros(1)})
+    tensor([1., 1., 0.])
+    """
+    return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
+
+
+def parted(vector: Tensor, like: Tree) -> Tree:
+    """Inverse of `joined`: the numbers of `vector` in the shapes of `like`.
+
+    Examples
+    --------
+    >>> parted(torch.arange(3), {"a": torch.ones(1, 2), "b": torch.zeros(1)})
+    {'a': tensor([[0, 1]]), 'b': tensor([2])}
+    """
+    pieces = iter(torch.split(vector, [leaf.numel() for leaf in leaves(like)]))
+    return map(lambda leaf: next(pieces).view(leaf.shape), like)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack trees of one structure along a new first axis.
 
