@@ -3,18 +3,15 @@
 python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
-python -m benchmarks.focus_study rounds  --dataset mnist [--seeds 0,1,2,3,4] [--recipe clustering]
+python -m benchmarks.focus_study rounds  --dataset mnist [--seeds 0,1,2,3,4] [--only FOCUS FedAvg]
 
 Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 64 hidden units. The
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
 first weights. Cells of `table` are means over seeds with standard deviations; `starts` counts the
 seeds in which the most likely models of the clients are the true clusters; `entropy` shows what
-FedEBA+'s weights inside the clusters do; `rounds` follows the methods with one
-model, or with `--focus` FOCUS, through 400 rounds on all of MNIST. The paper's recipe is not at
-hand (its Table 3); "tables" is that of `evenfed paper focus --table table1`, an epoch of batches of
-100 a round; "clustering" that of Ghosh et al., "An Efficient Framework for Clustered Federated
-Learning" (2020), whose rotations the paper takes: 10 steps of rate 0.1 a round, here of batches of
-500.
+FedEBA+'s weights inside the clusters do; `rounds` follows the methods through 300 rounds on all of
+MNIST, with the recipe of `evenfed paper focus --table table1`; AFL also with one step a round,
+which is its paper's.
 """
 
 from __future__ import annotations
@@ -39,11 +36,7 @@ from evenfed.papers.focus import FULL
 from evenfed.runs.runner import Runner, Settings, Silent, build_task
 
 ROTATIONS = "0:7,90:2,180:1"
-ROUNDS = (25, 50, 100, 150, 200, 250, 300, 350, 400)
-RECIPES: dict[str, dict[str, Any]] = {
-    "tables": FULL["mnist"]["local"],
-    "clustering": {"lr": 0.1, "batch": 500, "steps": 10},
-}
+ROUNDS = (25, 50, 100, 150, 200, 250, 300)
 # data, model, local training, models, rounds
 TASKS: dict[str, tuple[dict[str, Any], str, ef.LocalTraining, int, int]] = {
     "digits": ({"rotations": ROTATIONS}, "mlp", ef.LocalTraining(lr=0.1, epochs=5), 3, 100),
@@ -189,20 +182,20 @@ class Followed(Silent):
             self.found[done] = (mean_loss(evaluation.counts), accuracy)
 
 
-def rounds(dataset: str, seeds: list[int], recipe: str, focus: bool) -> None:
+def rounds(dataset: str, seeds: list[int], only: list[str]) -> None:
     """FAA and mean accuracy by rounds, of MNIST; references are trained for as many rounds."""
     if dataset != "mnist":
         raise SystemExit("rounds: only with --dataset mnist")
     base = FULL["mnist"]
-    local = ef.LocalTraining(**RECIPES[recipe])
+    local = ef.LocalTraining(**base["local"])
     methods: dict[str, ef.Method] = {
         "FedAvg": ef.FedAvg(local=local),
         **{f"q-FFL, `q = {q:g}`": ef.QFFL(q=q, local=local) for q in (0.1, 1.0, 10.0)},
         "AFL, average model": AFL(eta_lambda=0.01, multi_step=True, local=local),
         "AFL, one step a round": AFL(eta_lambda=0.01, local=local),
+        "FOCUS": Focus(m=3, local=local),
     }
-    if focus:
-        methods = {"FOCUS": Focus(m=3, local=local)}
+    methods = {name: method for name, method in methods.items() if not only or name in only}
     measured = {done: {name: np.zeros((2, len(seeds))) for name in methods} for done in ROUNDS}
     for column, seed in enumerate(seeds):
         data = ef.load("mnist", seed=seed, rotations=ROTATIONS, **base["data"])
@@ -231,13 +224,12 @@ def main() -> None:
     parser.add_argument("what", choices=["table", "starts", "entropy", "rounds"])
     parser.add_argument("--dataset", default="digits", choices=list(TASKS))
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--recipe", default="tables", choices=list(RECIPES), help="of rounds")
-    parser.add_argument("--focus", action="store_true", help="rounds of FOCUS, not of the others")
+    parser.add_argument("--only", nargs="*", default=[], help="methods that `rounds` follows")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     if given.what == "rounds":
-        rounds(given.dataset, seeds, given.recipe, given.focus)
+        rounds(given.dataset, seeds, given.only)
         return
     studies = {"table": table, "starts": starts, "entropy": entropy}
     studies[given.what](given.dataset, seeds)

@@ -14,6 +14,7 @@ from evenfed.core.entropy_sgd import EntropySGD
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
+from evenfed.core.regularizer import SignEntropy
 from evenfed.core.tree import Tree
 from evenfed.methods.fedavg import FedAvg
 from evenfed.methods.fedprox import FedProx
@@ -64,6 +65,22 @@ def test_walks_of_one_step_are_sgd(binary: Any, engine: str, train_rounds: Any, 
     b = train_rounds(FedAvg(local=LocalTraining(lr=0.5 * 0.25 * 0.8, batch=8)), binary, engine)
     assert torch.allclose(a.server, b.server, rtol=1e-5, atol=1e-6)
     assert float((b.server - flat(b.runner.task.init())).norm()) > 0.01
+
+
+@pytest.mark.proves("ser", "inside Entropy-SGD, walks of one quiet step are SGD with SER")
+def test_walks_of_one_corrected_step_are_sgd_with_ser(
+    binary: Any, engine: str, train_rounds: Any, flat: Any
+) -> None:
+    """Without noise and memory `x` moves to the walk's only point."""
+    quiet = EntropySGD(walk=1, noise=0.0, decay=0.0, rate=1.0)
+    ser = LocalTraining(lr=0.3, batch=8, regularizer="ser", ser=SignEntropy(rho=0.5))
+    a = train_rounds(
+        FedAvg(local=replace(ser, optimizer="entropy_sgd", entropy_sgd=quiet)), binary, engine
+    )
+    b = train_rounds(FedAvg(local=ser), binary, engine)
+    assert torch.allclose(a.server, b.server, rtol=1e-5, atol=1e-6)
+    c = train_rounds(FedAvg(local=replace(ser, regularizer="none")), binary, engine)
+    assert float((b.server - c.server).norm()) > 0.01
 
 
 def flatland(params: Tree, batch: Examples, context: Tree) -> tuple[Tree, Tree]:
@@ -132,7 +149,16 @@ def test_options_that_cannot_be_are_refused(options: Any, named: str) -> None:
         EntropySGD(**options)
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"clip": 1.0}, {"regularizer": "ser"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.9},
+        {"clip": 1.0},
+        {"regularizer": "ser", "ser": SignEntropy(when="posthoc")},
+        {"regularizer": "ser", "ser": SignEntropy(mode="gate")},
+        {"regularizer": "ser", "ser": SignEntropy(control="random")},
+    ],
+)
 def test_what_does_not_go_with_walks_is_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match="entropy_sgd"):
         LocalTraining(optimizer="entropy_sgd", **options)

@@ -1,4 +1,5 @@
-"""SER inside methods with steps of their own, by hand: pFedMe, lp-proj, FedMA, PraFFL, HetPFL.
+"""SER inside methods with steps of their own, by hand: pFedMe, lp-proj, FedMA, PraFFL, HetPFL,
+and inside Entropy-SGD.
 
 The regulariser is written here as it is defined, in float64, and differentiated as a whole by
 autograd, without the closed forms of the package. For a loss `F` of a list of tensors, with `g_0`
@@ -27,12 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from evenfed.core.entropy_sgd import EntropySGD
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.optimizer import Optimizer
 from evenfed.core.regularizer import SignEntropy
 from evenfed.data.dataset import ClientData, FederatedDataset, Groups, Schema
 from evenfed.methods.fedma import FedMA
+from evenfed.methods.fedprox import FedProx
 from evenfed.methods.hetpfl import HetPFL
 from evenfed.methods.lp_proj import LpProj
 from evenfed.methods.pfedme import PFedMe
@@ -203,6 +206,39 @@ def test_inside_pfedme(case: Case, form: dict[str, Any], engine: str) -> None:
     for i in range(3):
         same(kept(run, i)["params"], personal[i])
     plain = case.run(replace(method, local=local(steps, None)), engine)
+    with pytest.raises(AssertionError):
+        same(plain.runner.server["params"], w)
+
+
+@pytest.mark.proves("ser", "inside Entropy-SGD by hand")
+@pytest.mark.proves("fedprox", "with SER inside Entropy-SGD, two rounds by hand")
+def test_inside_entropy_sgd(case: Case, engine: str) -> None:
+    """Two walks of two steps; `F` is the client's loss at the walk.
+
+    FedProx's term and the walk's own pull are added after the correction.
+    """
+    mu, gamma, scoping, decay, rate = 0.4, 0.5, 0.3, 0.6, 0.9
+    w = case.start
+    for _ in range(ROUNDS):
+        models = []
+        for i in range(3):
+            x, hand = w, ByHand({})
+            for t in range(2):
+                walk, mean, pull = x, x, gamma * (1 + scoping) ** t
+                for _ in range(2):
+                    d = hand.direction(case.loss(i), walk)
+                    d = [a + mu * (b - c) for a, b, c in zip(d, walk, w, strict=True)]
+                    d = [a + pull * (b - c) for a, b, c in zip(d, walk, x, strict=True)]
+                    walk = moved(walk, d)
+                    mean = mixed(mean, walk, 1 - decay)
+                x = mixed(x, mean, rate)
+            models.append(x)
+        w = [torch.stack(t).mean(0) for t in zip(*models, strict=True)]
+    walks = EntropySGD(walk=2, gamma=gamma, scoping=scoping, noise=0.0, decay=decay, rate=rate)
+    trained = replace(local(4, {}), optimizer="entropy_sgd", entropy_sgd=walks)
+    run = case.run(FedProx(mu=mu, local=trained), engine)
+    same(run.runner.server["params"], w)
+    plain = case.run(FedProx(mu=mu, local=replace(trained, regularizer="none")), engine)
     with pytest.raises(AssertionError):
         same(plain.runner.server["params"], w)
 

@@ -203,12 +203,13 @@ def test_a_row_of_ser_has_accuracy_rounds_and_curvature() -> None:
     assert values["hessian_trace"] != values["top_eigenvalue"]
 
 
-def test_an_optimizer_that_refuses_the_regulariser_says_so_in_its_row() -> None:
-    row = "entropy-ser"
-    outcome = ser.run(small_ser(row))
-    assert all(value != value for value in outcome.values[row].values())
-    assert outcome.facts[row]["chosen"].startswith("refused: ")
-    assert "local.regularizer" in outcome.facts[row]["chosen"]
+@pytest.mark.parametrize("table", [table.key for table in ser.PAPER.tables])
+def test_every_row_of_ser_takes_its_options(table: str) -> None:
+    for job in ser.PAPER.table(table).jobs(Setting("sound", False, (0,))):
+        plan = tuned.planned(dict(job.settings), job.seed)
+        local = plan.config.built_method().local  # type: ignore[attr-defined]
+        with_ser = job.rows[0].endswith("-ser") or job.rows[0] in ("ser", "random", "shrink")
+        assert local.regularized == with_ser, job.key
 
 
 def test_the_rate_control_has_a_first_round_as_long_as_ser() -> None:

@@ -133,6 +133,18 @@ class Corrected:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """A corrected step that remembers nothing, as the direction of somebody else's walk."""
+
+    step: Corrected
+
+    def __call__(self, params: Tree, batch: Examples, given: Tree) -> tuple[Tree, Tree]:
+        """`g + u`; no extras."""
+        direction, _, extras = self.step(params, (), batch, given)
+        return direction, extras
+
+
+@dataclass(frozen=True)
 class Gated:
     """`g (1 - rho h2((1 + m) / 2))`, `m` the running mean of soft signs."""
 

@@ -14,7 +14,7 @@ from torch.func import grad
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches, draw_batches
 from evenfed.core.composed import Composed, Whole
-from evenfed.core.descent import descend
+from evenfed.core.descent import Direction, descend
 from evenfed.core.entropy_sgd import EntropySGD
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
@@ -144,11 +144,13 @@ class LocalTraining:
             self.ser.check(rule)
 
     def _check_walks(self) -> None:
-        if self.momentum or self.nesterov or self.clip or self.regularizer != "none":
+        if self.momentum or self.nesterov or self.clip:
             raise ConfigError(
-                "local.optimizer='entropy_sgd' goes without local.momentum, local.nesterov, "
-                "local.clip and local.regularizer"
+                "local.optimizer='entropy_sgd' goes without local.momentum, local.nesterov and "
+                "local.clip"
             )
+        if self.regularized:
+            self.ser.check_walk()
         if self.weight_decay < 0:
             raise ConfigError("weight_decay must not be negative")
 
@@ -253,8 +255,13 @@ class LocalTraining:
             Scalar that multiplies that of the regulariser.
         """
         if self.walks and not isinstance(objective, tuple):
+            direction: Direction = objective
+            if self.regularized:
+                direction, context = self.ser.corrected(
+                    objective, lr=lr, context=context, factor=strength
+                )
             return self.entropy_sgd.descend(
-                objective, params, data, batches,
+                direction, params, data, batches,
                 lr=lr, weight_decay=self.weight_decay, context=context,
             )  # fmt: skip
         optimizer = optimizer or self.rule

@@ -19,7 +19,7 @@ from torch import Tensor
 from evenfed.core import tree as trees
 from evenfed.core.batches import Batches
 from evenfed.core.composed import Composed
-from evenfed.core.correction import Corrected, Gated, Parts, Plain, PostHoc, Remembering
+from evenfed.core.correction import Alone, Corrected, Gated, Parts, Plain, PostHoc, Remembering
 from evenfed.core.descent import Direction, descend
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
@@ -176,6 +176,14 @@ class SignEntropy:
                 "without momentum, weight_decay and clip"
             )
 
+    def check_walk(self) -> None:
+        """Refuse options that need more of a descent than the direction of a step."""
+        if self.remembers or self.when != "step":
+            raise ConfigError(
+                "local.ser: with local.optimizer='entropy_sgd' every step of a walk is corrected: "
+                "only when='step' and mode='lookahead', without control='random'"
+            )
+
     def salted(self, generator: torch.Generator, batches: Batches) -> Batches:
         """Batches with all randomness that a descent will need."""
         if self.control != "random":
@@ -213,10 +221,8 @@ class SignEntropy:
             Scalar that multiplies `rho`: a client's own strength.
         """
         objectives = objective if isinstance(objective, tuple) else (objective,)
-        rho = torch.tensor(self.strength, dtype=torch.float32, device=data.mask.device)
         pace = lr if pace is None else pace
-        given = {"own": context, "lr": lr, "pace": pace}
-        given["rho"] = rho if factor is None else rho * factor
+        given = {**self._given(lr, context, factor, data.mask.device), "pace": pace}
         memory: Tree = ()
         if self.control == "random":
             if not isinstance(batches, SaltedBatches):
@@ -244,6 +250,25 @@ class SignEntropy:
             optimizer=Optimizer(), lr=lr, context=given,
         )  # fmt: skip
         return new
+
+    def corrected(
+        self,
+        objective: Composed,
+        *,
+        lr: Tensor,
+        context: Tree = (),
+        factor: Tensor | None = None,
+    ) -> tuple[Direction, Tree]:
+        """The direction of one corrected step, and its context, for a descent of another kind."""
+        step = Alone(Corrected(Parts(objective, self)))
+        return step, self._given(lr, context, factor, lr.device)
+
+    def _given(
+        self, lr: Tensor, context: Tree, factor: Tensor | None, device: torch.device
+    ) -> dict[str, Tree]:
+        """What every step of a descent is told."""
+        rho = torch.tensor(self.strength, dtype=torch.float32, device=device)
+        return {"own": context, "lr": lr, "rho": rho if factor is None else rho * factor}
 
     def _turns(self, steps: Sequence[Parts]) -> tuple[Direction, ...]:
         """The method's own turns, with a correction in its turn."""

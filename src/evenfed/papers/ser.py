@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evenfed.core.errors import ConfigError
 from evenfed.papers import tuned
 from evenfed.papers.recipe import (
     Claim,
@@ -168,9 +167,7 @@ def _jobs(column: str, setting: Setting) -> list[Job]:
                     **case.settings(setting, seed), "method": method,
                     "options": {**size, **own, **case.own.get(key, {}), **more},
                 }  # fmt: skip
-                refused = regularized and key == "entropy"
                 seconds = _seconds(case, setting, regularized, key)
-                seconds = 0.1 if refused else seconds
                 name = f"{column}-{row}"
                 jobs.append(Job(f"{name}-{seed}", (row,), column, seed, settings, seconds, name))
     return jobs
@@ -202,15 +199,9 @@ def _control_jobs(setting: Setting) -> list[Job]:
 
 
 def run(job: Job) -> Outcome:
-    """Carry out a job; a method that cannot use the regulariser says so in its row."""
+    """Carry out a job."""
     (row,) = job.rows
     settings = dict(job.settings)
-    try:
-        tuned.planned(settings, job.seed)
-    except ConfigError as error:
-        words = " ".join(str(error).split())
-        values = {metric.key: math.nan for metric in METRICS}
-        return Outcome({row: values}, {row: {"chosen": f"refused: {words}"}})
     if "base" in settings:
         found, words = _controlled(settings)
     else:
