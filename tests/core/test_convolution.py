@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vjp, vmap
+from torch.func import functional_call, grad, hessian, vjp, vmap
 
 from evenfed.core import convolution
 from evenfed.core.convolution import Convolution, convolve, correlate
@@ -70,3 +70,26 @@ def test_outside_of_transforms_it_is_the_layer_of_pytorch(monkeypatch: pytest.Mo
         grad(lambda x: layer(x).sum())(x)
     monkeypatch.setattr(convolution, "_LIMIT", 0)
     assert grad(lambda x: layer(x).sum())(x).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's own
+def test_forward_derivatives_are_those_of_the_plain_layer() -> None:
+    layer, plain = Convolution(1, 2, 3).double(), torch.nn.Conv2d(1, 2, 3, padding=1).double()
+    plain.load_state_dict(layer.state_dict())
+    x = drawn(2, 1, 3, 4)
+
+    def second(layer: torch.nn.Module) -> object:
+        def loss(weight: Tensor) -> Tensor:
+            return functional_call(layer, {"weight": weight}, (x,)).tanh().sum()
+
+        return hessian(loss)(plain.weight.detach())  # forward over reverse
+
+    torch.testing.assert_close(second(layer), second(plain))
+
+
+def test_an_export_is_open_in_the_number_of_examples() -> None:
+    layer = Convolution(1, 2, 3)
+    shapes = {"x": {0: torch.export.Dim("n")}}
+    program = torch.export.export(layer, (torch.ones(3, 1, 8, 8),), dynamic_shapes=shapes)
+    x = torch.randn(50, 1, 8, 8)
+    torch.testing.assert_close(program.module()(x), layer(x))

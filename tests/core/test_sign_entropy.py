@@ -314,3 +314,11 @@ def test_a_direction_of_any_size_is_rescaled(size: float) -> None:
 
 def test_no_direction_stays_none_whatever_the_length() -> None:
     assert not flat(rescaled({"a": torch.zeros(3)}, torch.tensor(1e30))).any()
+
+
+def test_a_rescaled_tree_keeps_its_precisions() -> None:
+    tree = {"a": torch.ones(2, 3), "b": torch.full((4,), 2.0, dtype=torch.float64)}
+    found = rescaled(tree, torch.tensor(1.0))
+    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {
+        k: (v.shape, v.dtype) for k, v in tree.items()
+    }

@@ -179,17 +179,22 @@ def test_models_that_are_not_the_trained_module_itself_survive_every_format(
     assert model.description.architecture["kind"] == kinds[method]
 
 
-@pytest.mark.parametrize("source", ["digits", "linear"])
-def test_images_and_regressions_survive_every_format(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [("digits", "mlp"), ("digits", "cnn"), ("linear", "linear")],
+)
+def test_images_and_regressions_survive_every_format(
+    source: str, model: str, tmp_path: Path
+) -> None:
     data = ef.load(source, clients=2, partition="iid") if source == "digits" else ef.load(source)
-    result = ef.train("fedavg", data, **FAST)
+    result = ef.train("fedavg", data, model=model, **FAST)
     for ending in FORMATS:
-        model = ef.load_model(ef.export_model(result, tmp_path / f"m{ending}").path)
-        found = model.scored(raw(data, 0))[-1]
+        exported = ef.load_model(ef.export_model(result, tmp_path / f"m{ending}").path)
+        found = exported.scored(raw(data, 0))[-1]
         np.testing.assert_allclose(found, expected(result, 0), rtol=1e-5, atol=1e-5)
     if source == "linear":
         with pytest.raises(ConfigError, match="no class probabilities"):
-            model.predict_proba(raw(data, 0))
+            exported.predict_proba(raw(data, 0))
 
 
 def test_texts_survive_every_format(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ class Convolution(nn.Conv2d):
     """`nn.Conv2d` with an odd kernel and as large an output as the input.
 
     Inside gradients and vmap small batches of small images are convolved by a product; elsewhere
-    (predictions, exports) it is the layer of PyTorch. Values are the same to rounding.
+    (in an export, in a loop of one's own) it is the layer of PyTorch. Values are the same to
+    rounding.
 
     Examples
     --------
@@ -37,21 +38,36 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn `(n, C, H, W)` into `(n, O, H, W)`."""
+        # asked first: an export has no number of examples to compare
+        if torch._C._functorch.maybe_current_level() is None:
+            return super().forward(x)
         kernel = self.weight.shape[-1]
         columns = x[:, :1].numel() * kernel**2 * max(self.in_channels, self.out_channels)
-        if columns > _LIMIT or torch._C._functorch.maybe_current_level() is None:
+        if columns > _LIMIT:
             return super().forward(x)
         assert self.bias is not None
         return convolve(x, self.weight) + self.bias[:, None, None]
 
 
 def convolve(x: Tensor, weight: Tensor) -> Tensor:
-    """The convolution of `x` `(n, C, H, W)` with `weight` `(O, C, k, k)`: `(n, O, H, W)`."""
+    """The convolution of `x` `(n, C, H, W)` with `weight` `(O, C, k, k)`: `(n, O, H, W)`.
+
+    Examples
+    --------
+    >>> convolve(torch.ones(1, 1, 1, 3), torch.ones(1, 1, 3, 3))
+    tensor([[[[2., 3., 2.]]]])
+    """
     return _Convolve.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def correlate(x: Tensor, g: Tensor, kernel: int) -> Tensor:
-    """How `g` `(n, O, H, W)` goes with the windows of `x` `(n, C, H, W)`: `(O, C, k, k)`."""
+    """How `g` `(n, O, H, W)` goes with the windows of `x` `(n, C, H, W)`: `(O, C, k, k)`.
+
+    Examples
+    --------
+    >>> correlate(torch.ones(1, 1, 1, 3), torch.ones(1, 1, 1, 3), 1)
+    tensor([[[[3.]]]])
+    """
     return _Correlate.apply(x, g, kernel)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -67,11 +83,17 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return convolve(g, _turned(weight)), correlate(x, g, weight.shape[-1])
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, dw: Tensor) -> Tensor:
+        x, weight = ctx.saved_tensors
+        return convolve(dx, weight) + convolve(x, dw)
 
 
 class _Correlate(torch.autograd.Function):
@@ -84,13 +106,20 @@ class _Correlate(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
-        x, g, _ = inputs
+        x, g, kernel = inputs
         ctx.save_for_backward(x, g)
+        ctx.save_for_forward(x, g)
+        ctx.kernel = kernel
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, None]:
         x, g = ctx.saved_tensors
         return convolve(g, _turned(v)), convolve(x, v), None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, dg: Tensor, _: None) -> Tensor:
+        x, g = ctx.saved_tensors
+        return correlate(dx, g, ctx.kernel) + correlate(x, dg, ctx.kernel)
 
 
 def _columns(x: Tensor, kernel: int) -> Tensor:

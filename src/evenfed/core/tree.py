@@ -112,15 +112,15 @@ def joined(tree: Tree) -> Tensor:
 
 
 def parted(vector: Tensor, like: Tree) -> Tree:
-    """Inverse of `joined`: the numbers of `vector` in the shapes of `like`.
+    """Inverse of `joined`: the numbers of `vector` in the shapes and precision of `like`.
 
     Examples
     --------
     >>> parted(torch.arange(3), {"a": torch.ones(1, 2), "b": torch.zeros(1)})
-    {'a': tensor([[0, 1]]), 'b': tensor([2])}
+    {'a': tensor([[0., 1.]]), 'b': tensor([2.])}
     """
     pieces = iter(torch.split(vector, [leaf.numel() for leaf in leaves(like)]))
-    return map(lambda leaf: next(pieces).view(leaf.shape), like)
+    return map(lambda leaf: next(pieces).view(leaf.shape).to(leaf.dtype), like)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

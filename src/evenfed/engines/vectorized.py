@@ -27,6 +27,8 @@ from evenfed.engines.workers import Workers, on_device
 
 _WORKING_SET = 12 << 20
 """Bytes of parameters and batches a chunk should touch in a step: more falls out of the cache."""
+_WINDOWS = 10
+"""How many times its images a step of convolutions touches, about: windows around every pixel."""
 _LARGEST_CHUNK = 256
 _LAZY_WINDOW = 1024
 """Clients of a lazy population that are in memory at once."""
@@ -162,6 +164,8 @@ class VectorizedEngine:
         row = bytes_of(data) / max(1, len(data))
         params = bytes_of(work.broadcast) + state
         batch = row * min(work.batch_hint or capacity, max(1, capacity))
+        if data.x.dim() == 4:
+            batch *= _WINDOWS
         by_cache = _WORKING_SET / (params + batch + 1)
         # a step holds gradient, optimizer state and activations besides; counted generously
         by_memory = (
