@@ -266,3 +266,22 @@ def test_ser_on_femnist() -> None:
         for metric in ("hessian_trace", "top_eigenvalue"):
             with_ser = mean(found, "femnist", f"{key}-ser", metric)
             assert with_ser < mean(found, "femnist", key, metric)
+
+
+def test_fedeba_on_cifar10() -> None:
+    found = stored("fedeba-cifar10-sound")
+    said = {
+        "fedavg": {"mean": 30.2, "worst": 6.0, "variance": 188},
+        "prac_fedeba": {"mean": 31.6, "worst": 7.7, "variance": 180},
+        "fedfv": {"mean": 34.8, "worst": 11.1, "variance": 160},
+        "fedmgda": {"mean": 33.2},
+    }
+    means = {
+        row: {m: mean(found, c, row, m) for m in values[0]} for (c, row), values in found.items()
+    }
+    for row, figures in said.items():
+        for metric, value in figures.items():
+            assert round(means[row][metric], 0 if metric == "variance" else 1) == value
+    assert round(means["fedavg"]["mean"] - means["fedeba"]["mean"], 1) == 4.6
+    best = sorted((row for row in means if row != "ditto"), key=lambda row: -means[row]["mean"])
+    assert best[:3] == ["fedfv", "fedmgda", "prac_fedeba"]
