@@ -198,6 +198,8 @@ def test_ser(options: dict[str, Any], clients: list[Client], run: Any) -> None:
         w = np.mean([c.trained(w, training.ser) for c in clients], axis=0)
     runner = run(SER(local=training))
     tolerance = 2e-4 if training.ser.product == "difference" else 2e-5
+    if training.ser.when == "posthoc":  # near the end of training grad R is small: float32
+        tolerance = 5e-5
     same(weights(runner.server["params"]), w, tolerance)
     for i, client in enumerate(clients):
         own = runner.federation.states.kept[i]["params"]
