@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from evenfed.papers.recipe import paper
 
@@ -26,6 +27,12 @@ def stored(name: str) -> Rows:
 
 def mean(found: Rows, column: str, row: str, metric: str) -> float:
     return float(np.mean([values[metric] for values in found[column, row]]))
+
+
+def interval(differences: list[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean."""
+    half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
+    return float(np.mean(differences) - half), float(np.mean(differences) + half)
 
 
 def test_pffl_and_losses_among_people_with_one_label() -> None:
@@ -285,3 +292,30 @@ def test_fedeba_on_cifar10() -> None:
     assert round(means["fedavg"]["mean"] - means["fedeba"]["mean"], 1) == 4.6
     best = sorted((row for row in means if row != "ditto"), key=lambda row: -means[row]["mean"])
     assert best[:3] == ["fedfv", "fedmgda", "prac_fedeba"]
+
+
+def test_controls_of_ser() -> None:
+    found = stored("ser-controls-sound")
+    others = ("none", "random", "shrink", "rate")
+    said = {
+        "femnist": (194.0, 242.0, 277.0),
+        "shakespeare": (10.3, 15.6, 16.0),
+        "cifar10": (12.3, 36.8, 44.3),
+    }
+    for column, figures in said.items():
+        traces = [mean(found, column, row, "hessian_trace") for row in others]
+        own = mean(found, column, "ser", "hessian_trace")
+        digits = 0 if own > 100 else 1
+        assert tuple(round(x, digits) for x in (own, min(traces), max(traces))) == figures
+        for row in others:
+            for metric, sign in (
+                ("hessian_trace", -1),
+                ("top_eigenvalue", -1),
+                ("sign_entropy", 1 if column == "femnist" else -1),
+            ):
+                pairs = zip(found[column, "ser"], found[column, row], strict=True)
+                difference = [sign * (a[metric] - b[metric]) for a, b in pairs]
+                assert min(interval(difference)) > 0, (column, row, metric)
+    accuracy = [mean(found, "cifar10", row, "mean") for row in others]
+    figures = (mean(found, "cifar10", "ser", "mean"), min(accuracy), max(accuracy))
+    assert tuple(round(x, 1) for x in figures) == (35.5, 45.5, 46.0)
