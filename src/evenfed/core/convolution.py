@@ -1,9 +1,9 @@
 """Convolutions of small images as matrix products, also of their derivatives of any order.
 
 PyTorch computes a convolution with many clients' own weights in groups, one after another, and its
-second derivatives by convolutions with kernels as large as the image. As a product of the weights
-with the columns of all windows a small image takes a fraction of the time, for one client and
-for a chunk of them. The two functions here are each other's derivatives, so that none is ever taken
+second derivatives by convolutions with kernels as large as the image. Here it is a product of the
+weights with the columns of all windows, which a chunk of clients takes at once; second derivatives
+gain most. The two functions here are each other's derivatives, so that none is ever taken
 through the windows themselves.
 """
 
