@@ -364,6 +364,8 @@ PAPER = Paper(
         "models). SER lowers the disagreement of one look-ahead pair; the entropy is counted along "
         "ten steps. On MNIST it fell beyond the controls with batches of 20, not with full ones: "
         "[the method's page](../methods/ser.md).",
+        "FEMNIST, Entropy-SGD + SER: that row was refused when the table was run. The two go "
+        "together since, and the table is to be run again.",
         "Controls: at one rate, SER's local models have a lower Hessian trace and top eigenvalue "
         "than with each of its controls, on all three data sets: trace 194 against 242 to 277 on "
         "FEMNIST, 10.3 against 15.6 to 16.0 on Shakespeare, 12.3 against 36.8 to 44.3 on CIFAR-10. "
