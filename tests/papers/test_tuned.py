@@ -205,11 +205,24 @@ def test_a_row_of_ser_has_accuracy_rounds_and_curvature() -> None:
 
 @pytest.mark.parametrize("table", [table.key for table in ser.PAPER.tables])
 def test_every_row_of_ser_takes_its_options(table: str) -> None:
+    corrected = {"ser", "random", "shrink", "weakest", "weaker", "weak", "strong"}
     for job in ser.PAPER.table(table).jobs(Setting("sound", False, (0,))):
         plan = tuned.planned(dict(job.settings), job.seed)
         local = plan.config.built_method().local  # type: ignore[attr-defined]
-        with_ser = job.rows[0].endswith("-ser") or job.rows[0] in ("ser", "random", "shrink")
+        with_ser = job.rows[0].endswith("-ser") or job.rows[0] in corrected
         assert local.regularized == with_ser, job.key
+
+
+def test_strengths_of_ser_differ_in_rho_alone_and_share_the_runs_of_controls() -> None:
+    setting = Setting("sound", False, (0, 1))
+    found = {job.key: job for job in ser.PAPER.table("strength").jobs(setting)}
+    rhos = {job.rows[0]: job.settings["options"]["local.ser.rho"] for job in found.values()}
+    assert sorted(rhos.values()) == [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]
+    for job in found.values():
+        assert ser.STRENGTHS[job.rows[0]][0] == f"rho = {rhos[job.rows[0]]:g}"
+    shared = [job for job in ser.PAPER.table("controls").jobs(setting) if job.key in found]
+    assert len(shared) == 2 * 3 * 2
+    assert all(job.settings == found[job.key].settings for job in shared)
 
 
 def test_the_rate_control_has_a_first_round_as_long_as_ser() -> None:
