@@ -46,7 +46,7 @@ def command(
 
     Example: evenfed paper hetpfl --table table1 --protocol sound --jobs 2
     """
-    from evenfed.papers import pages as pages_of
+    from evenfed.papers.index import write_pages
     from evenfed.papers.recipe import PROTOCOLS, paper
     from evenfed.papers.running import MissingDataError
 
@@ -54,7 +54,7 @@ def command(
         if value is not None:
             os.environ[variable] = str(value)  # processes of --jobs see it too
     if pages is not None:
-        for path in pages_of.write_pages(pages, out):
+        for path in write_pages(pages, out):
             typer.echo(path)
         return
     if name is None:
@@ -68,7 +68,10 @@ def command(
     chosen = wanted.tables if table is None else (wanted.table(table),)
     chosen = tuple(t for t in chosen if protocol in t.seeds)
     if not chosen:
-        raise ConfigError(f"{table or name} has no protocol '{protocol}'")
+        has = {one for t in wanted.tables if table in (None, t.key) for one in t.seeds}
+        raise ConfigError(
+            f"{table or name} has no protocol '{protocol}'; it has {' and '.join(sorted(has))}"
+        )
     given = None if seeds is None else _integers(seeds)
     failed, without = 0, []
     for one in chosen:

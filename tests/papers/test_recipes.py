@@ -9,7 +9,7 @@ import pytest
 
 from evenfed.core.errors import ConfigError
 from evenfed.data.registry import source_names
-from evenfed.papers import pages, store
+from evenfed.papers import index, pages, store
 from evenfed.papers.recipe import names, paper, published
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_stored_results_belong_to_the_recipe(path: Path) -> None:
 @pytest.mark.parametrize("name", ["index", *names()])
 def test_pages_are_those_that_the_stored_results_make(name: str) -> None:
     folder = ROOT / "papers"
-    text = pages.index(folder) if name == "index" else pages.page(name, folder)
+    text = index.index(folder) if name == "index" else pages.page(name, folder)
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == text, REWRITE
 
 
@@ -112,7 +112,7 @@ def test_figures_are_those_that_the_pages_name(tmp_path: Path) -> None:
     old.parent.mkdir()
     for path in (old, own):
         path.touch()
-    written = pages.write_pages(tmp_path, ROOT / "papers")
+    written = index.write_pages(tmp_path, ROOT / "papers")
     assert (old.exists(), own.exists()) == (False, True)
     drawn = [path for path in written if path.suffix == ".svg"]
     assert drawn

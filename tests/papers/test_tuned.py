@@ -137,7 +137,7 @@ def test_a_joint_claim_needs_what_must_hold_and_bears_what_cannot_be_told() -> N
         "t", "T", (Row("a", "A"), Row("b", "B")),
         tuple(Column(c, c.upper(), "synthetic") for c in "xyz"), {"sound": metrics},
         lambda setting: [], lambda job: Outcome({}), {"sound": (0, 1, 2)}, claims=claims,
-        joint=(Joint("Both", ("variance ordering",), ("mean ordering",)),),
+        joint=(Joint("both", "Both", ("variance ordering",), ("mean ordering",)),),
     )  # fmt: skip
     # x: variance lower, means equal; y: variance lower, mean lower; z: variance higher
     made = {"x": ((0, 1, 2), (1, 1, 1), 1, 3), "y": ((0, 0, 0), (5, 5, 6), 1, 3),

@@ -30,6 +30,20 @@ def test_the_printed_standard_deviation_widens_the_interval() -> None:
     assert judge(OURS, Published(0.85, sd=0.015), HIGHER).word == "agrees"
 
 
+@pytest.mark.parametrize(("printed", "word"), [(0.845, "agrees"), (0.846, "worse")])
+def test_a_printed_mean_of_some_runs_is_uncertain_too(printed: float, word: str) -> None:
+    # a difference of means of three and three: sqrt(2) * 0.0248 = 0.0351, and half a thousandth
+    assert judge(OURS, Published(printed, runs=3), HIGHER).word == word
+    assert judge(OURS, Published(printed), HIGHER).word == "worse"
+
+
+def test_agreement_inside_a_wide_interval_of_a_difference_is_not_called_agreement() -> None:
+    # one run in print: sqrt(4) * 0.0248 = 0.0497 is within 0.05; a half more of spread is not
+    assert judge(OURS, Published(0.85, runs=1), HIGHER).word == "agrees"
+    more = [0.795, 0.81, 0.825]
+    assert judge(more, Published(0.85, runs=1), HIGHER).word == "not comparable"
+
+
 def test_where_less_is_better_a_lower_number_is_better() -> None:
     assert judge(OURS, Published(0.9), LOWER).word == "better"
     assert judge(OURS, Published(0.7), LOWER).word == "worse"

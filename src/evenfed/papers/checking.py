@@ -1,4 +1,4 @@
-"""Compares a fresh quick run with the stored one."""
+"""Compares a fresh quick run with the stored one, seed by seed."""
 
 from __future__ import annotations
 
@@ -9,58 +9,62 @@ from evenfed.papers.store import Results
 
 LEAST = 0.002
 """Smallest tolerance: what another version of a kernel may do to a trained model's accuracy."""
-SPREADS = 3.0
+SHARE = 0.05
+"""Of a number; runs are seeded, so that a kernel's rounding is all that may tell them apart."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A cell whose mean moved by more than it may."""
+    """A number, or a word, that is not what it was."""
 
     row: str
     column: str
-    metric: str
-    stored: float
-    fresh: float
-    tolerance: float
+    name: str
+    seed: int
+    stored: float | str | None
+    fresh: float | str | None
 
     def __str__(self) -> str:
-        cell = f"{self.row}, {self.column}, {self.metric}"
-        return f"{cell}: {self.stored:.4f} stored, {self.fresh:.4f} now (± {self.tolerance:.4f})"
+        cell = f"{self.row}, {self.column}, {self.name}, seed {self.seed}"
+        return f"{cell}: {_shown(self.stored)} stored, {_shown(self.fresh)} now"
 
 
 def differences(stored: Results, fresh: Results) -> list[Difference]:
-    """Cells of the stored results that the fresh ones do not repeat.
+    """What the fresh results do not repeat: numbers to 5 %, or 0.002, and words.
 
-    The tolerance is three times the stored standard deviation over seeds, and at least 0.002.
+    A cell that was not run again is a difference too.
     """
-    found = []
-    for row, column, metric in cells(stored):
-        before = stored.values(row, column, metric)
-        now = fresh.values(row, column, metric)
-        old = _mean(before)
-        new = _mean(now) if len(now) == len(before) else math.inf
-        spread = math.sqrt(_mean([(v - old) ** 2 for v in before]) * _bessel(len(before)))
-        tolerance = max(LEAST, SPREADS * spread)
-        both_undefined = math.isnan(old) and math.isnan(new)
-        if not both_undefined and not abs(new - old) <= tolerance:
-            found.append(Difference(row, column, metric, old, new, tolerance))
+    before, now = cells(stored), cells(fresh)
+    return [
+        Difference(*cell, old, now.get(cell))
+        for cell, old in before.items()
+        if not _same(old, now.get(cell))
+    ]
+
+
+def _same(old: float | str, new: float | str | None) -> bool:
+    if isinstance(old, str) or isinstance(new, str) or new is None:
+        return old == new
+    if math.isnan(old) or math.isnan(new):
+        return math.isnan(old) and math.isnan(new)
+    return abs(new - old) <= max(LEAST, SHARE * abs(old))
+
+
+Cell = tuple[str, str, str, int]
+
+
+def cells(results: Results) -> dict[Cell, float | str]:
+    """Every number and word by row, column, name and seed."""
+    found: dict[Cell, float | str] = {}
+    for run in results.runs:
+        for outcome in (run.outcome.values, run.outcome.facts):
+            for row, named in outcome.items():
+                for name, value in named.items():
+                    found[row, run.column, name, run.seed] = value
     return found
 
 
-def cells(results: Results) -> list[tuple[str, str, str]]:
-    """Every (row, column, metric) with a number."""
-    found = {
-        (row, run.column, metric): None
-        for run in results.runs
-        for row, values in run.outcome.values.items()
-        for metric in values
-    }
-    return list(found)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
-def _bessel(n: int) -> float:
-    return n / (n - 1) if n > 1 else 0.0
+def _shown(value: float | str | None) -> str:
+    if value is None:
+        return "nothing"
+    return value if isinstance(value, str) else f"{value:.4f}"

@@ -25,6 +25,7 @@ from evenfed.papers.recipe import (
     Row,
     Setting,
     Table,
+    spans,
 )
 
 ROWS = (
@@ -254,6 +255,9 @@ ORDERINGS = (
 SEEDS: dict[Protocol, tuple[int, ...]] = {"sound": (0, 1, 2, 3, 4)}
 
 
+CLIENTS = spans("Mean and worst clients", "accuracy, %", "mean", "worst")
+
+
 def _claims(row: str, name: str, columns: tuple[str, ...]) -> tuple[Claim, ...]:
     return tuple(
         Claim(f"{name} has {text} than FedAvg", row, "fedavg", metric, columns)
@@ -264,9 +268,12 @@ def _claims(row: str, name: str, columns: tuple[str, ...]) -> tuple[Claim, ...]:
 def _joint(name: str) -> Joint:
     mean, variance, worst = (f"{name} has {text} than FedAvg" for _, text in ORDERINGS)
     return Joint(
+        name,
         f"The paper's claim, for {name} (lower variance and better worst clients than FedAvg at a "
-        "mean that is not lower)", (variance, worst), (mean,),
-    )  # fmt: skip
+        "mean that is not lower)",
+        (variance, worst),
+        (mean,),
+    )
 
 
 def _compared(key: str, title: str, columns: tuple[str, ...], note: str) -> Table:
@@ -277,6 +284,7 @@ def _compared(key: str, title: str, columns: tuple[str, ...], note: str) -> Tabl
     return Table(
         key, title, ROWS, tuple(COLUMNS[c] for c in columns), {"sound": METRICS}, jobs, run, SEEDS,
         claims=claims, note=note, joint=(_joint("FedEBA+"), _joint("Prac-FedEBA+")),
+        plots=(CLIENTS,),
     )  # fmt: skip
 
 
@@ -316,6 +324,8 @@ PAPER = Paper(
             "ablation", "Ablation",
             tuple(Row(key, title) for key, (title, _, _) in ABLATION.items()),
             (COLUMNS["mnist-shards"],), {"sound": METRICS}, _ablation_jobs, run, SEEDS,
+            plots=(CLIENTS,),
+            stated=False,
             claims=(
                 Claim("alignment lowers the variance of aggregation alone", "both", "aggregation",
                       "variance", ("mnist-shards",)),
@@ -333,6 +343,8 @@ PAPER = Paper(
                 Column("all", "MNIST, half of all labels wrong at all clients", "mnist"),
             ),
             {"sound": CLEAN}, _noise_jobs, run, SEEDS,
+            plots=(spans("Right labels and worst clients", "accuracy, %", "clean", "worst"),),
+            stated=False,
             claims=(
                 Claim("FedEBA+ beats FedAvg where labels are right", "fedeba", "fedavg",
                       "clean", ("some", "all")),
@@ -353,39 +365,4 @@ PAPER = Paper(
         "variances in squared points. q-FedSGD takes one step a round and is left out: it would "
         "need a number of rounds of its own.",
     },
-    (
-        "MNIST: Prac-FedEBA+ holds the claim on shards, with the lowest variance (23.8, FedAvg "
-        "39.2) and the best worst 5 % (80.2, 76.0) of all methods with one model, and the best "
-        "figures of the Dirichlet column too, there not told from FedAvg's. FedEBA+ does not: it "
-        "is 4.4 and 2.5 points below FedAvg.",
-        "Fashion-MNIST: Prac-FedEBA+ holds the claim in the Dirichlet column, again with the best "
-        "mean (82.3, FedAvg 81.1), variance (56.6, 65.2) and worst 5 % (64.2, 61.5) of the methods "
-        "with one model. On shards it is above FedAvg in the mean and in the worst 5 % (71.7 and "
-        "70.6, 27.8 and 25.7), and the variance is not told apart; there FedFV is far ahead of "
-        "all: 78.1, variance 204 where FedAvg has 391, worst 5 % 45.3. FedEBA+ is 4.4 and 8.2 "
-        "points below FedAvg, and EBA, its aggregation alone, not above it.",
-        "CIFAR-10: Prac-FedEBA+ is above FedAvg in the mean (31.6 and 30.2) and in the worst 5 % "
-        "(7.7 and 6.0); the variance is not told apart (180 and 188). FedFV (34.8, variance 160, "
-        "worst 5 % 11.1) and FedMGDA+ (33.2) are ahead of both. FedEBA+ is 4.6 points below "
-        "FedAvg, with the weakest alignment of its grid and half of FedAvg's rate.",
-        "Why: the rates that are best for FedAvg and Prac-FedEBA+, 0.2 and 0.4, are too large for "
-        "the exact fair gradient. Tried on validation data of the shards, FedEBA+ has 82 % with "
-        "its defaults, 54 % at 0.2 and 17 % at 0.4 (tau = 5, alpha = 0.5, as Prac-FedEBA+; "
-        "`python -m benchmarks.fedeba_study rates`): the alignment is fragile where rate, steps "
-        "and alpha are large together.",
-        "Ablation: aggregation by entropy has the lowest variance of the two parts, alone and "
-        "with alignment, but over five seeds no difference between the parts can be told from "
-        "chance. What can be told is what hurts: tau = 0.1 (63.6 % against 83.1 % of FedAvg) "
-        "and alpha = 0.9.",
-        "Noisy labels at 30 of 100 clients: FedEBA+ gives weight to clients whose loss stays "
-        "high, and those are the ones with wrong labels. With the best rate for each row it "
-        "loses ten points to FedAvg where labels are right. A cap of the weights gives back one"
-        " or two of them, the robust loss seven, and neither all. EBA, without alignment, loses"
-        " two points, none with the robust loss.",
-        "Noise at all clients alike does not mislead the weights: there FedEBA+ is two points "
-        "above FedAvg, and the robust loss costs more than it gives.",
-        "The robust loss has small slopes, and at a rate that suits the others it trains too "
-        "little to be compared. Every row of that table has therefore a rate of its own, chosen"
-        " on validation data: 0.8 for the robust loss, the largest that was tried.",
-    ),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from evenfed.papers.recipe import (
     Row,
     Setting,
     Table,
+    spans,
 )
 
 BASELINES = ("lft_ensemble", "lft_fedavg", "agnosticfair", "fairfed", "fedfb", "equifl")
@@ -211,6 +212,7 @@ REASONS = {
     "training; here every step is PraFFL's.",
 }
 ALL = tuple(c.key for c in COLUMNS)
+VOLUMES = (spans("Hypervolume", "hypervolume", "local_hypervolume", "global_hypervolume"),)
 
 
 def _claims(columns: tuple[str, ...]) -> tuple[Claim, ...]:
@@ -250,6 +252,7 @@ PAPER = Paper(
             _heterogeneity_jobs, _claims(("0.1", "5", "1000")),
             "SYNTHETIC, three clients. Published: the shares of the public code, of which those "
             "called 0.1 are written by hand. Sound: Dirichlet draws over clients, one a group.",
+            VOLUMES,
         ),
         _table(
             "table3", "Table 3", ROWS,
@@ -258,6 +261,7 @@ PAPER = Paper(
             "SYNTHETIC. The public code makes three clients whatever is asked for, so the printed "
             "figures cannot be made again with it. Published: its lists of shares as they were "
             "meant. Sound: Dirichlet(5) over that many clients, one draw a group.",
+            VOLUMES,
         ),
         _table(
             "table4", "Table 4", ABLATION, COLUMNS, _ablation_jobs,
@@ -272,6 +276,7 @@ PAPER = Paper(
                 )
             ),
             "The ablation; its runs are those of Table 1.",
+            VOLUMES,
         ),
         Table(
             "figure5", "Figure 5", (Row("praffl", "PraFFL"), Row("hetpfl", "HetPFL")), COLUMNS,
@@ -301,39 +306,4 @@ PAPER = Paper(
         "preferences with a front of two or three values of their fairness option. HV to 0.1 is "
         "the mean over limits from 0 to 0.1 of the best accuracy at a disparity within the limit.",
     },
-    (
-        "Tables 1 to 3, published protocol: HetPFL's global figures are reached or passed in all "
-        "ten columns. Of its local figures four are reached or passed, three are not (SYNTHETIC, "
-        "BANK, 300 clients), and three intervals are too wide to tell.",
-        "What sets HetPFL apart from PraFFL is the FusionNet, on global fronts: of the 50 runs of "
-        "the three tables it is ahead in 40. On SYNTHETIC the mean of PraFFL's hypernetworks falls "
-        "below 0.65 in 13 of 35 runs, HetPFL's global front never below 0.78. Column by column "
-        "that is told from chance with 300 clients, and in Table 4 on COMPAS without PSA: single "
-        "runs that collapse make the other intervals wide.",
-        "Preference sampling shows no gain: locally HetPFL is ahead in 28 of the 50, and no column "
-        "of Table 4 tells PSA from chance.",
-        "Networks of four units do not always get off the ground: single runs with a local "
-        "hypervolume near 0.65 make wide intervals. No run reaches the printed local 0.830 on "
-        "SYNTHETIC in Table 1; networks of 64 units do, over redrawn splits: [the method's page]"
-        "(../methods/hetpfl.md).",
-        "Table 1, sound protocol: HetPFL's global front is ahead of PraFFL's in 16 of 20 runs, "
-        "told from chance on ADULT; its local ones are ahead in 8. Up to a disparity of 0.1 no "
-        "method of the table is better than a constant prediction but HetPFL's global front on "
-        "SYNTHETIC (0.627 and 0.600; 0.735 with pooled data): hypervolume to (1, 1) counts fronts "
-        "whose models are all far from fair.",
-        "Table 2, sound protocol: with splits redrawn HetPFL's global front is ahead of PraFFL's "
-        "in 11 of 15 runs, its local ones in 9, and no column tells that from chance. Up to a "
-        "disparity of 0.1 its global front reaches 0.645 and 0.642 in the two milder columns and "
-        "0.403 in the first: little more, and there less, than a constant prediction (0.600), "
-        "where a sweep with pooled data has 0.73.",
-        "Table 3, sound protocol: HetPFL's global front keeps its hypervolume from 10 to 300 "
-        "clients (0.834, 0.835, 0.839; a sweep with pooled data has 0.85) and is ahead of "
-        "PraFFL's in 14 of 15 runs, beyond chance with 300 clients, where the mean of PraFFL's "
-        "hypernetworks (0.565) is below a constant prediction (0.601). Local fronts are ahead in "
-        "9 of 15 and shrink with the clients' data (0.788, 0.729, 0.663): the same 20,000 examples "
-        "are 67 a client at 300, where EquiFL (0.748) and FedFB (0.739) have more.",
-        "Figure 5: no faster convergence. Of 20 runs (four datasets, five seeds) HetPFL's local "
-        "fronts are ahead of PraFFL's in 10 after round 1, in 8 after round 3, in 14 after round 5 "
-        "and in 11 after round 15.",
-    ),
 )  # fmt: skip

@@ -12,25 +12,31 @@ from evenfed.papers.figures import figure
 from evenfed.papers.recipe import (
     Column,
     Figures,
+    Joint,
     Metric,
-    Paper,
     Row,
     Table,
+    findings,
     matched,
-    names,
     paper,
     published,
 )
 from evenfed.papers.store import Results
-from evenfed.papers.verdict import WORDS, Verdict, compare, judge, summary
+from evenfed.papers.verdict import Verdict, compare, judge, summary
 
 RULE = (
     "Cells hold the mean over seeds and the half-width of its 95 % interval. A printed figure "
     "*agrees* if it lies inside that interval, widened by the printed standard deviation where "
     "there is one and by half a unit of the last digit; outside, ours is *better* or *worse*. "
-    "An ordering *holds* if the differences within seeds have a 95 % interval above 0."
+    "Where a paper says of how many runs its figure is the mean and prints no spread (HetPFL: "
+    "three), those are taken to scatter as ours do, and the interval is that of a difference of "
+    "means. An ordering *holds* if the differences within seeds have a 95 % interval above 0, "
+    "*fails* if below; these intervals are not corrected for their number: of forty orderings of "
+    "equals, one holds and one fails by chance."
 )
 
+HOUR = 60
+OLDER = "These results are older than the recipe as it stands; the table is to be run again."
 QUICK = "the quick version trains too little to compare"
 
 
@@ -57,7 +63,10 @@ def table_text(table: Table, results: Results) -> str:
         if len(lines) > 2:
             parts.append("\n".join([f"**{column.title}**", "", *lines]))
     for title, lines in (
-        ("Orderings that the paper states", _claims(table, results)),
+        (
+            "Orderings that the paper states" if table.stated else "Orderings, asked by us",
+            _claims(table, results),
+        ),
         ("So", _joint(table, results)),
         ("Not comparable", _incomparable(judged)),
         ("Why", _reasons(table, results, judged)),
@@ -82,12 +91,12 @@ def _column(
         head += [f"{metric.title}, published"] if metric.key in printed else []
         head += [f"{metric.title}, ours" if metric.key in printed else metric.title]
         head += ["verdict"] if metric.key in printed else []
-    lines = [_line([*head, *words]), _line(["---"] * (len(head) + len(words)))]
+    lines = [line([*head, *words]), line(["---"] * (len(head) + len(words)))]
     for row in table.rows:
         if any(results.values(row.key, column.key, m.key) for m in metrics):
             cells = _cells(row, column, metrics, printed, results, figures, judged)
             found = results.facts(row.key, column.key)
-            lines.append(_line([*cells, *(_counted(found.get(word, [])) for word in words)]))
+            lines.append(line([*cells, *(_counted(found.get(word, [])) for word in words)]))
     return lines
 
 
@@ -141,7 +150,8 @@ def _counted(words: Sequence[str]) -> str:
     return ", ".join(f"{word} ({n})" for word, n in counts.most_common())
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
@@ -167,28 +177,36 @@ def _claims(table: Table, results: Results) -> list[str]:
     columns = list(dict.fromkeys(column for _, column in found))
     if not found:
         return []
-    lines = [_line(["ordering", *columns]), _line(["---"] * (len(columns) + 1))]
+    lines = [line(["ordering", *columns]), line(["---"] * (len(columns) + 1))]
     texts = dict.fromkeys(text for text, _ in found)
-    return lines + [_line([text, *(found.get((text, c), "") for c in columns)]) for text in texts]
+    return lines + [line([text, *(found.get((text, c), "") for c in columns)]) for text in texts]
 
 
 def _joint(table: Table, results: Results) -> list[str]:
     """Plain sentences: where a claim of several orderings holds, and where it does not."""
     if results.setting.quick:
         return []
-    found = {(text, column): word for text, column, word in judgements(table, results)}
     lines = []
     for joint in table.joint:
-        parts = []
-        for column in dict.fromkeys(column for _, column in found):
-            words = {text: found.get((text, column), "not run") for text in joint.hold}
-            lost = [t for t in joint.not_fail if found.get((t, column), "not run") == "fails"]
-            missed = [text for text, word in words.items() if word != "holds"]
-            why = ", ".join(f"{t}: {found.get((t, column), 'not run')}" for t in (*missed, *lost))
-            parts.append(f"on {column} " + (f"does not hold ({why})" if why else "holds"))
+        parts = [
+            f"on {column} " + (f"does not hold ({why})" if why else "holds")
+            for column, why in joined(joint, table, results).items()
+        ]
         if parts:
             lines.append(f"- {joint.text}: {'; '.join(parts)}.")
     return lines
+
+
+def joined(joint: Joint, table: Table, results: Results) -> dict[str, str]:
+    """By column, what keeps a claim of several orderings from holding; empty where it holds."""
+    found = {(text, column): word for text, column, word in judgements(table, results)}
+    reasons = {}
+    for column in dict.fromkeys(column for _, column in found):
+        words = {t: found.get((t, column), "not run") for t in (*joint.hold, *joint.not_fail)}
+        missed = [t for t in joint.hold if words[t] != "holds"]
+        lost = [t for t in joint.not_fail if words[t] == "fails"]
+        reasons[column] = ", ".join(f"{t}: {words[t]}" for t in (*missed, *lost))
+    return reasons
 
 
 def _incomparable(judged: dict[tuple[str, str, str], Verdict]) -> list[str]:
@@ -205,8 +223,9 @@ def _reasons(
     return [f"- {text}" for text in dict.fromkeys(text for text in found if text is not None)]
 
 
-def command(results: Results, jobs: int = 1) -> str:
-    """The command that makes these results."""
+def command(results: Results) -> str:
+    """The command that makes these results, with two processes where one takes over an hour."""
+    jobs = max(results.machine["processes"], 2 if results.minutes > HOUR else 1)
     text = f"evenfed paper {results.paper} --table {results.table}"
     text += f" --protocol {results.setting.protocol}" + (
         " --quick" if results.setting.quick else ""
@@ -223,13 +242,22 @@ def _section(table: Table, results: Results) -> list[str]:
     setting, machine = results.setting, results.machine
     kind = "quick version, which shows that it runs, not what it gives" if setting.quick else "full"
     seeds = ", ".join(map(str, setting.seeds))
+    fewer = [
+        f"{column.title} has the first {n}"
+        for column in table.columns
+        if 0
+        < (n := len({run.seed for run in results.runs if run.column == column.key}))
+        < len(setting.seeds)
+    ]
+    seeds += f" ({'; '.join(fewer)})" if fewer else ""
     processes = machine["processes"]
     found = [
         f"### {table.title}: {setting.protocol} protocol ({kind})",
-        f"```console\n$ {command(results, processes)}\n```",
+        f"```console\n$ {command(results)}\n```",
         f"Seeds {seeds}; {len(results.runs)} runs, {results.minutes:.1f} minutes of processor time "
         f"in all ({processes} {'process' if processes == 1 else 'processes'}); "
         f"torch {results.versions.get('torch', '?')}.",
+        *([] if store.is_current(table, results) else [OLDER]),
         table_text(table, results),
     ]
     found += [f"![{title}](figures/{name})" for title, name, _ in drawn(table, results)]
@@ -263,8 +291,7 @@ def page(name: str, folder: Path = store.FOLDER) -> str:
     parts = [f"# {wanted.title}", wanted.citation, RULE]
     for protocol, words in wanted.protocols.items():
         parts.append(f"Protocol `{protocol}`: {words}")
-    if wanted.findings:
-        parts += ["## What agrees and what does not", "\n".join(f"- {f}" for f in wanted.findings)]
+    parts += ["## What agrees and what does not", findings(name)]
     for table in wanted.tables:
         own = shown([r for r in kept if r.table == table.key])
         parts.append(f"## {table.title}")
@@ -275,93 +302,3 @@ def page(name: str, folder: Path = store.FOLDER) -> str:
         for results in own:
             parts += _section(table, results)
     return "\n\n".join(parts) + "\n"
-
-
-SPEED = (
-    "## Speed\n\n"
-    "Processor minutes are above. What was made faster for these tables, measured by "
-    "`evenfed paper hetpfl --table table1 --protocol published --quick`, side by side on one "
-    "machine:\n\n"
-    "- 0.94 minutes at commit 0bdb9f7, 0.65 after: softmax over two classes is taken with the "
-    "classes first, and recorded operations are called through PyTorch's own functions.\n"
-    "- 0.73 minutes at commit b57c5b6, 0.53 at 5b5bca7: what a recorded step asks for twice is "
-    "computed once, views are made once a descent, and a client that was alone in its size, and "
-    "therefore computed twice, is padded to the size of the next one. Full jobs gain more: on BANK "
-    "the two methods with preferences take 54 instead of 111 seconds a seed, AgnosticFair on "
-    "COMPAS 13 instead of 53.\n"
-    "- The convolutional network takes images with their channels last in memory, where PyTorch's "
-    "max pool is several times as fast: `evenfed paper fedeba --table cifar10 --quick` takes 0.60 "
-    "minutes at commit ba7d82e, 0.87 at 4d84643.\n"
-    "- Clients that take as many steps whatever their size are computed in one call where padding "
-    "is cheap: `evenfed paper ser --table shakespeare --quick` takes 0.34 minutes at commit "
-    "36dd0f1, 0.38 at ba7d82e; longer runs, with less of it spent on recording, gain more.\n"
-)
-
-
-def index(folder: Path = store.FOLDER) -> str:
-    """One table of all verdicts."""
-    head = ["paper", "table", "protocol", "seeds", *WORDS, "orderings", "processor minutes"]
-    lines = [_line(head), _line(["---"] * len(head))]
-    for name in names():
-        wanted = paper(name)
-        full = (r for r in store.stored(folder, name) if not r.setting.quick)
-        lines += [_line(_summed(wanted, results)) for results in full]
-    return (
-        "# The papers' tables\n\n"
-        "Every table was rebuilt by one command; its numbers are stored in `papers/results`, and "
-        "these pages are made of them.\n\n"
-        f"{RULE}\n\n" + "\n".join(lines) + "\n\n" + SPEED + "\n" + _open(folder)
-    )
-
-
-def _summed(wanted: Paper, results: Results) -> list[str]:
-    table = wanted.table(results.table)
-    words = Counter(v.word for v in verdicts(table, results).values())
-    counts = [str(words[w]) for w in WORDS]
-    if not published(wanted.name, table.key):
-        counts = ["all, none printed" if w == "not comparable" else "0" for w in WORDS]
-    told = Counter(word for _, _, word in judgements(table, results))
-    return [
-        f"[{wanted.title}]({wanted.name}.md)", table.title, results.setting.protocol,
-        str(len(results.setting.seeds)), *counts,
-        ", ".join(f"{n} {w}" for w, n in sorted(told.items())) or "none stated",
-        f"{results.minutes:.0f}",
-    ]  # fmt: skip
-
-
-def _open(folder: Path) -> str:
-    """What has no full results yet, with the expected time."""
-    lines = []
-    for name in names():
-        wanted = paper(name)
-        done = {(r.table, r.setting.protocol) for r in store.stored(folder, name)
-                if not r.setting.quick}  # fmt: skip
-        for table in wanted.tables:
-            for protocol in table.seeds:
-                if (table.key, protocol) not in done:
-                    minutes = table.minutes(table.setting(protocol, quick=False))
-                    lines.append(
-                        f"- [{wanted.title}]({name}.md), {table.title}, {protocol}: `evenfed paper "
-                        f"{name} --table {table.key} --protocol {protocol}`, about "
-                        f"{minutes:.0f} minutes of one thread"
-                    )
-    return "Not run in full yet:\n\n" + "\n".join(lines) + "\n" if lines else ""
-
-
-def write_pages(docs: Path, folder: Path = store.FOLDER) -> list[Path]:
-    """Write the index, a page a paper, and their figures below `docs`, without older ones."""
-    figures = docs / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    files = {docs / "index.md": index(folder)}
-    for name in names():
-        wanted = paper(name)
-        files[docs / f"{name}.md"] = page(name, folder)
-        for results in shown(store.stored(folder, name)):
-            for _, file, svg in drawn(wanted.table(results.table), results):
-                files[figures / file] = svg
-    for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
-    for path in (path for name in names() for path in figures.glob(f"{name}-*.svg")):
-        if path not in files:
-            path.unlink()
-    return list(files)

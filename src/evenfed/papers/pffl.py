@@ -350,30 +350,4 @@ PAPER = Paper(
         "CelebA, which are not at hand, and picks for each error the best of its sweep "
         "on test data; here every point is a row.",
     },
-    (
-        "Figure 2, bounds among people with one label (CBGL): they do what they say. Half-way, the "
-        "largest group loss on test data falls from 0.563 to 0.283 and from 0.775 to 0.388 "
-        "(COMPAS, y = 1 and 0) and from 1.034 to 0.615 and from 0.340 to 0.183 (ACS), with bounds "
-        "met on training data to 0.008 and certified feasible. It costs 3.5 to 11.7 points of "
-        "error, so PFFL is not below FedAvg in error as well, and weighting by group alone "
-        "does not do it.",
-        "Figure 2, bounds on all of a group (BGL): there is next to nothing to gain. Between the "
-        "least largest loss that any model reaches on training data and FedAvg's lie 0.001 "
-        "(COMPAS) and 0.014 (ACS, 500 people a state). PFFL meets such bounds on training data to "
-        "0.002; on test data none of it is left. On all 1.4 million people, asked for the "
-        "least, it stands after 60 rounds at 0.453, FedAvg at 0.452.",
-        "Figure 2, global against local: at the same bound local ones cost more error, up to 3.9 "
-        "points, in all 19 pairs. A client's own bounds bind more: among people with one label "
-        "they lower the largest loss below the global ones' in nine of twelve pairs.",
-        "Figure 3: bounds on losses do not narrow the gaps of rates. In all twelve rows of PFFL "
-        "the mean gap of positive rates lies within 0.01 of FedAvg's, on both datasets, at up to "
-        "1.5 points more error; no ordering of the figure holds. Methods made for these gaps do "
-        "narrow them, and pay: FedFB (alpha 2) from 0.137 to 0.047 and from 0.213 to 0.107, "
-        "FedFair (eps 0.02) to 0.059 and 0.127, for 3.8 to 8.3 points of error.",
-        "What may be behind the paper's order: it chooses, for every error, the point of a sweep "
-        "with the smallest gap on test data, and its ACS task is employment. With five redrawn "
-        "splits the gaps of FedAvg and PFFL vary by 0.03 to 0.05 on either side, so such a choice "
-        "can find low points by chance. A bound on losses keeps no rate from following how often "
-        "a group has the label.",
-    ),
 )  # fmt: skip

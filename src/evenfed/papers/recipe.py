@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any, Literal
@@ -114,10 +114,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Published:
-    """A printed figure; `sd` where the paper gives one."""
+    """A printed figure; `sd` where the paper gives one, `runs` where it says how many."""
 
     value: float
     sd: float | None = None
+    runs: int | None = None
 
     @property
     def rounding(self) -> float:
@@ -129,7 +130,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Claim:
-    """An ordering that the paper states: `row` is better than `than` in `metric`.
+    """An ordering that is judged: `row` is better than `than` in `metric`.
 
     Parameters
     ----------
@@ -150,10 +151,13 @@ class Joint:
 
     Parameters
     ----------
+    short : str
+        Its name in the table of all verdicts.
     hold, not_fail : sequence of str
         Texts of the table's claims.
     """
 
+    short: str
     text: str
     hold: tuple[str, ...]
     not_fail: tuple[str, ...] = ()
@@ -165,11 +169,12 @@ class Plot:
 
     Parameters
     ----------
-    kind : {"front", "line"}
-        Points joined as a front, or values along x.
-    metrics : (x, y)
-        Where given, points are means over seeds of these metrics; otherwise they are the curves
-        that the first seed's jobs stored.
+    kind : {"front", "line", "spans"}
+        Points joined as a front; values along x; or means of metrics with their intervals, a line
+        a row, beside printed figures where there are any.
+    metrics : sequence of str
+        Where given, points are means over seeds of these metrics, those of x and y, or of spans;
+        otherwise they are the curves that the first seed's jobs stored.
     series : sequence of (title, rows)
         Rows whose points are joined; by default each row by itself.
     key : str
@@ -179,10 +184,15 @@ class Plot:
     title: str
     x: str
     y: str
-    kind: Literal["front", "line"] = "front"
-    metrics: tuple[str, str] | None = None
+    kind: Literal["front", "line", "spans"] = "front"
+    metrics: tuple[str, ...] | None = None
     series: tuple[tuple[str, tuple[str, ...]], ...] = ()
     key: str = ""
+
+
+def spans(title: str, axis: str, *metrics: str, key: str = "") -> Plot:
+    """A figure of intervals."""
+    return Plot(title, axis, "", "spans", metrics, key=key)
 
 
 @dataclass(frozen=True)
@@ -203,6 +213,8 @@ class Table:
         the printed figure; the latter say why a cell differs, where that was looked into.
     options : str
         What a command must name beside the table, e.g. a file.
+    stated : bool
+        Whether the paper states the claims; otherwise they are questions of ours.
     """
 
     key: str
@@ -221,6 +233,7 @@ class Table:
     note: str = ""
     joint: tuple[Joint, ...] = ()
     options: str = ""
+    stated: bool = True
 
     def setting(
         self, protocol: Protocol, quick: bool, seeds: Sequence[int] | None = None
@@ -228,7 +241,7 @@ class Table:
         """The setting that is asked for, with this table's own seeds if none are named."""
         if protocol not in self.seeds:
             raise ConfigError(
-                f"{self.key} has no protocol '{protocol}'.{suggest(protocol, list(self.seeds))}"
+                f"{self.key} has no protocol '{protocol}'; it has {' and '.join(self.seeds)}"
             )
         own = self.quick_seeds if quick else self.seeds[protocol]
         return Setting(protocol, quick, own if seeds is None else tuple(seeds))
@@ -240,20 +253,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and those of its tables that can be rebuilt.
-
-    Parameters
-    ----------
-    findings : sequence of str
-        Plain sentences on what agrees and what does not and why, of what was looked into.
-    """
+    """A paper and those of its tables that can be rebuilt."""
 
     name: str
     title: str
     citation: str
     tables: tuple[Table, ...]
     protocols: Mapping[Protocol, str]
-    findings: tuple[str, ...] = ()
 
     def table(self, key: str) -> Table:
         """A table by its key."""
@@ -299,6 +305,18 @@ def paper(name: str) -> Paper:
     return found
 
 
+def findings(name: str) -> str:
+    """Plain sentences on what agrees and what does not and why, of what was looked into.
+
+    Examples
+    --------
+    >>> findings("hetpfl").startswith("- ")
+    True
+    """
+    file = resources.files("evenfed.papers") / "findings" / f"{name}.md"
+    return file.read_text(encoding="utf-8").strip()
+
+
 Figures = dict[tuple[str, str, str], Published]
 
 
@@ -313,8 +331,9 @@ def published(name: str, table: str) -> Figures:
     file = resources.files("evenfed.papers") / "published" / f"{name}.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     rows = content["tables"].get(table, {}).get("cells", {})
+    runs = content.get("runs")
     return {
-        (row, column, metric): _figure(value)
+        (row, column, metric): replace(_figure(value), runs=runs)
         for row, columns in rows.items()
         for column, metrics in columns.items()
         for metric, value in metrics.items()

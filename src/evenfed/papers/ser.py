@@ -25,6 +25,7 @@ from evenfed.papers.recipe import (
     Row,
     Setting,
     Table,
+    spans,
 )
 from evenfed.papers.ser_cases import CASES, Case
 from evenfed.runs.result import Result
@@ -46,7 +47,7 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedavg": ("FedAvg", "fedavg", {}),
     "local": ("FedAvg and a local round", "ser", {}),
     "fedprox": ("FedProx", "fedprox", {"mu": 0.1}),
-    "momentum": ("FedAvg, local momentum 0.9", "fedavg", {"local.momentum": 0.9}),
+    "momentum": ("FedAvg, momentum 0.9", "fedavg", {"local.momentum": 0.9}),
     "ditto": ("Ditto", "ditto", {"lam": 0.5}),
     "pfedme": ("pFedMe", "pfedme", {"lam": 15.0, "eta": 0.05}),
     "entropy": ("Entropy-SGD", "fedavg", {"local.optimizer": "entropy_sgd"}),
@@ -197,6 +198,10 @@ def _some(result: Result, clients: int) -> Result:
 
 SEEDS: dict[Protocol, tuple[int, ...]] = {"sound": (0, 1, 2, 3, 4)}
 CONTROLLED = ("femnist", "shakespeare", "cifar10")
+PLOTS = (
+    spans("Mean and worst clients", "accuracy, %", "mean", "worst"),
+    spans("Hessian trace", "Hessian trace", "hessian_trace", key="trace"),
+)
 ORDERINGS = {
     "mean": "a higher mean accuracy",
     "worst": "better worst clients",
@@ -235,12 +240,12 @@ def _table(column: str) -> Table:
         note += f" Options of this table alone: {'; '.join(held)}."
     return Table(
         column, case.title, ROWS, (Column(column, case.title, case.dataset),), {"sound": METRICS},
-        jobs, run, SEEDS, claims=claims, note=note,
+        jobs, run, SEEDS, claims=claims, note=note, plots=PLOTS,
         joint=(
-            Joint("The paper's claim on accuracy (higher mean, better worst clients, lower "
-                  "variance), for local models", texts[:3]),
-            Joint("Its claim on curvature (lower Hessian trace and spectral norm), for local "
-                  "models", texts[4:]),
+            Joint("accuracy", "The paper's claim on accuracy (higher mean, better worst clients, "
+                  "lower variance), for local models", texts[:3]),
+            Joint("curvature", "Its claim on curvature (lower Hessian trace and spectral norm), "
+                  "for local models", texts[4:]),
         ),
     )  # fmt: skip
 
@@ -283,10 +288,11 @@ PAPER = Paper(
             tuple(Row(key, title) for key, (title, _) in CONTROLS.items()),
             tuple(Column(c, CASES[c].title, CASES[c].dataset) for c in CONTROLLED),
             {"sound": METRICS}, partial(_arm_jobs, CONTROLS), run, SEEDS, claims=_control_claims(),
+            plots=PLOTS, stated=False,
             joint=(
-                Joint("SER lowers curvature beyond all of its controls",
+                Joint("curvature", "SER lowers curvature beyond all of its controls",
                       _beats_all(("hessian_trace", "top_eigenvalue"))),
-                Joint("SER raises accuracy beyond all of its controls",
+                Joint("accuracy", "SER raises accuracy beyond all of its controls",
                       _beats_all(("mean", "worst"))),
             ),
             note="FedAvg and a local round, as in the tables above, with the rate that was best "
@@ -297,7 +303,7 @@ PAPER = Paper(
             tuple(Row(key, title) for key, (title, _) in STRENGTHS.items()),
             tuple(Column(c, CASES[c].title, CASES[c].dataset) for c in CONTROLLED),
             {"sound": METRICS}, partial(_arm_jobs, STRENGTHS), run, SEEDS,
-            claims=_strength_claims(),
+            claims=_strength_claims(), plots=PLOTS, stated=False,
             note="As the controls, with SER of several strengths; without SER and with its default "
             "the runs are those of the controls. The paper has a study of this kind; its values "
             "were not at hand.",
@@ -316,23 +322,4 @@ PAPER = Paper(
         "FedAvg, FedProx and the momentum and Entropy-SGD rows use the global model; `FedAvg and "
         "a local round`, Ditto and pFedMe use models of the clients' own.",
     },
-    (
-        "FEMNIST: with SER local models are flatter (trace 195 and 268, top eigenvalue 38 and 63) "
-        "and vary less between clients (206 and 286); mean and worst accuracy are not told apart. "
-        "So it is with FedAvg and FedProx but for the variance; momentum, Ditto and pFedMe are "
-        "flatter too. The controls say that a shorter step does not do as much.",
-        "FEMNIST, sign entropy: it is not lower with SER but higher (0.898 and 0.846 of local "
-        "models). SER lowers the disagreement of one look-ahead pair; the entropy is counted along "
-        "ten steps. On MNIST it fell beyond the controls with batches of 20, not with full ones: "
-        "[the method's page](../methods/ser.md).",
-        "FEMNIST, Entropy-SGD + SER: that row was refused when the table was run. The two go "
-        "together since, and the table is to be run again.",
-        "Controls: at one rate, SER's local models have a lower Hessian trace and top eigenvalue "
-        "than with each of its controls, on all three data sets: trace 194 against 242 to 277 on "
-        "FEMNIST, 10.3 against 15.6 to 16.0 on Shakespeare, 12.3 against 36.8 to 44.3 on CIFAR-10. "
-        "Flatter models are SER's own doing, not that of a shorter or noisier step.",
-        "Controls, accuracy: SER raises it nowhere beyond all of its controls. On CIFAR-10 it "
-        "costs ten points at the rate that is best without it (35.5; controls 45.5 to 46.0). Sign "
-        "entropy is lower than with all controls on Shakespeare and CIFAR-10, higher on FEMNIST.",
-    ),
 )  # fmt: skip

@@ -12,13 +12,16 @@ import hashlib
 import json
 import math
 import os
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import evenfed
 from evenfed.core.errors import RunFolderError
-from evenfed.papers.recipe import Job, Outcome, Setting
+from evenfed.papers.recipe import Job, Outcome, Setting, Table
 from evenfed.runs.config import versions
 from evenfed.runs.folder import write_atomically
 
@@ -32,7 +35,7 @@ def stem(paper: str, table: str, setting: Setting) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished job."""
+    """A finished job; `code` is the digest of the package that carried it out."""
 
     job: str
     rows: tuple[str, ...]
@@ -41,6 +44,7 @@ class Run:
     seconds: float
     settings: dict[str, Any]
     outcome: Outcome
+    code: str = ""
 
     def table(self) -> dict[str, Any]:
         """As JSON; what is undefined is null."""
@@ -49,6 +53,8 @@ class Run:
             "job": self.job, "rows": list(self.rows), "column": self.column, "seed": self.seed,
             "seconds": round(self.seconds, 2), "settings": self.settings, "values": values,
         }  # fmt: skip
+        if self.code:
+            found["code"] = self.code
         if self.outcome.facts:
             found["facts"] = self.outcome.facts
         if self.outcome.curves:
@@ -68,7 +74,7 @@ class Run:
         outcome = Outcome(values, table.get("facts", {}), table.get("curves", {}))
         return cls(
             table["job"], tuple(table["rows"]), table["column"], table["seed"], table["seconds"],
-            table["settings"], outcome,
+            table["settings"], outcome, table.get("code", ""),
         )  # fmt: skip
 
 
@@ -80,7 +86,7 @@ class Results:
     table: str
     setting: Setting
     versions: dict[str, str]
-    machine: dict[str, int]
+    machine: dict[str, Any]
     runs: tuple[Run, ...]
 
     @property
@@ -122,9 +128,37 @@ class Results:
         return _json(head, indent=1).removesuffix("\n}") + f',\n "runs": [\n{lines}\n ]\n}}\n'
 
 
-def machine(jobs: int) -> dict[str, int]:
+def machine(jobs: int) -> dict[str, Any]:
     """What the times depend on: processors, processes, threads of each."""
-    return {"cpus": os.cpu_count() or 1, "processes": jobs, "threads": 1}
+    return {
+        "processor": _processor(), "cpus": os.cpu_count() or 1, "processes": jobs, "threads": 1,
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    """The processor's name; its architecture where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+@cache
+def code() -> str:
+    """Digest of the package's sources: which code made a number.
+
+    Examples
+    --------
+    >>> len(code())
+    12
+    """
+    root = Path(evenfed.__file__).parent
+    found = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        found.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def collected(paper: str, table: str, setting: Setting, runs: Iterable[Run], jobs: int) -> Results:
@@ -199,7 +233,18 @@ class Parts:
 def finished(job: Job, outcome: Outcome, seconds: float) -> Run:
     """A job with what it measured."""
     settings = _plain(job.settings)
-    return Run(job.key, job.rows, job.column, job.seed, seconds, settings, outcome)
+    return Run(job.key, job.rows, job.column, job.seed, seconds, settings, outcome, code())
+
+
+def is_current(table: Table, results: Results) -> bool:
+    """Whether a table would be run with the settings it was run with.
+
+    Tables that need a file of the user's are taken to be.
+    """
+    if table.options:
+        return True
+    wanted = {job.key: _plain(job.settings) for job in table.jobs(results.setting)}
+    return wanted == {run.job: run.settings for run in results.runs}
 
 
 def _plain(value: Any) -> Any:

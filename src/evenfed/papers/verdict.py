@@ -2,7 +2,9 @@
 
 **Verdict.** Ours is the mean over seeds with its 95 % interval of Student's t. The printed mean
 *agrees* if it lies inside that interval, widened by the printed standard deviation (where there is
-one) and by half a unit of the last printed digit. Outside, ours is *better* or *worse*. *Not
+one) and by half a unit of the last printed digit. A printed mean of `r` runs without a spread is
+uncertain too: its runs are taken to scatter as our `n` do, and the interval is that of a difference
+of two means, `sqrt(1 + n / r)` times as wide. Outside, ours is *better* or *worse*. *Not
 comparable* is a cell that the recipe marks as such, one without a mean or with fewer than three
 seeds, and one whose interval is so wide that agreement would say nothing.
 
@@ -53,8 +55,10 @@ def judge(
     >>> metric = Metric("accuracy", "accuracy")
     >>> judge([0.80, 0.81, 0.82], Published(0.83), metric).word
     'agrees'
-    >>> judge([0.80, 0.81, 0.82], Published(0.9), metric).word
+    >>> judge([0.80, 0.81, 0.82], Published(0.84), metric).word
     'worse'
+    >>> judge([0.80, 0.81, 0.82], Published(0.84, runs=3), metric).word
+    'agrees'
     """
     found = summary(ours)
     difference = found.mean - theirs.value
@@ -66,11 +70,11 @@ def judge(
     if found.seeds < LEAST_SEEDS:
         why = f"{found.seeds} seeds; a verdict takes {LEAST_SEEDS}"
         return Verdict("not comparable", why, difference)
-    margin = (theirs.sd or 0.0) + theirs.rounding
-    if found.low - margin <= theirs.value <= found.high + margin:
-        half = (found.high - found.low) / 2
-        if half > metric.wide:
-            why = f"the interval over seeds is ± {half:.3f}, too wide to tell"
+    half = (found.high - found.low) / 2
+    both = math.sqrt(1 + found.seeds / theirs.runs) if theirs.runs and theirs.sd is None else 1.0
+    if abs(difference) <= both * half + (theirs.sd or 0.0) + theirs.rounding:
+        if both * half > metric.wide:
+            why = f"the interval is wider than ± {metric.wide:g}, too wide to tell"
             return Verdict("not comparable", why, difference)
         return Verdict("agrees", "", difference)
     return Verdict("better" if (difference > 0) == metric.higher else "worse", "", difference)
