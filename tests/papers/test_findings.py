@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from evenfed.papers import store
+from evenfed.papers.pages import verdicts
 from evenfed.papers.recipe import paper
 
 RESULTS = Path(__file__).parents[2] / "papers" / "results"
@@ -23,6 +25,13 @@ def stored(name: str) -> Rows:
         for row, values in run["values"].items():
             found.setdefault((run["column"], row), []).append(values)
     return found
+
+
+def told(found: Rows, column: str, row: str, than: str, metric: str) -> int:
+    """1 or -1 where a row has more or less than another beyond chance, 0 where not told apart."""
+    pairs = zip(found[column, row], found[column, than], strict=True)
+    low, high = interval([a[metric] - b[metric] for a, b in pairs])
+    return int(low > 0) - int(high < 0)
 
 
 def mean(found: Rows, column: str, row: str, metric: str) -> float:
@@ -52,6 +61,33 @@ def test_pffl_and_losses_among_people_with_one_label() -> None:
         excess.append(mean(found, column, "global_1_2", "violation"))
     assert (round(min(costs), 3), round(max(costs), 3)) == (0.035, 0.117)
     assert max(excess) < 0.008
+    runs = [v["violation"] for c in said for v in found[c, "global_1_2"]]
+    assert round(max(runs), 3) == 0.020
+    assert round(mean(found, "compas_cbgl0", "global_1_4", "error"), 3) == 0.528
+
+
+def test_certificates_of_pffl() -> None:
+    points, certified = 0, 0
+    for name in ("figure2", "figure3"):
+        text = (RESULTS / f"pffl-{name}-sound.json").read_text(encoding="utf-8")
+        facts: dict[tuple[str, str], bool] = {}
+        for run in json.loads(text)["runs"]:
+            for row in run["values"]:
+                if row.startswith(("global", "local", "bgl", "cbgl")):
+                    facts[run["column"], row] = row in run.get("facts", {})
+        points, certified = points + len(facts), certified + sum(facts.values())
+    assert (certified, points) == (18, 50)
+
+
+def test_gaps_of_fcfl() -> None:
+    found = stored("pffl-figure3-sound")
+    told_apart = {
+        (column, metric)
+        for column in ("compas", "acs")
+        for row, metric in (("fcfl_dp", "dp"), ("fcfl_eo", "eo"))
+        if told(found, column, row, "fedavg", metric)
+    }
+    assert told_apart == {("compas", "eo")}
 
 
 def test_pffl_and_losses_of_whole_groups() -> None:
@@ -185,6 +221,56 @@ def test_hetpfl_over_redrawn_splits() -> None:
     assert said == [0.627, 0.600, 0.735]
 
 
+def test_hetpfl_beside_printed_figures() -> None:
+    wanted = paper("hetpfl")
+    words: dict[str, dict[str, set[str]]] = {"local": {}, "global": {}}
+    for key in ("table1", "table2", "table3"):
+        table = wanted.table(key)
+        results = store.read(RESULTS / f"hetpfl-{key}-published.json")
+        for (row, column, metric), verdict in verdicts(table, results).items():
+            if row == "hetpfl":
+                scope = metric.partition("_")[0]
+                words[scope].setdefault(verdict.word, set()).add(column)
+    reached = {
+        scope: found.get("agrees", set()) | found.get("better", set())
+        for scope, found in words.items()
+    }
+    assert len(reached["global"]) == 8
+    assert words["global"]["not comparable"] == {"compas", "100"}
+    assert reached["local"] == {"bank", "adult", "0.1"}
+    assert words["local"]["worse"] == {"300"}
+    assert len(words["local"]["not comparable"]) == 6
+    single = stored("hetpfl-table1-published")
+    for column, ends in (("synthetic", (0.743, 0.815)), ("compas", (0.561, 0.639))):
+        found = [values["local_hypervolume"] for values in single[column, "hetpfl"]]
+        assert (round(min(found), 3), round(max(found), 3)) == ends
+
+
+def test_accuracy_of_hetpfl_at_a_small_disparity() -> None:
+    def defined(found: Rows, column: str, row: str) -> list[float]:
+        values = [v.get("global_accuracy_at") for v in found[column, row]]
+        return [v for v in values if v is not None]
+
+    found = stored("hetpfl-table1-sound")
+    columns = ("synthetic", "bank", "adult")
+    for row, said in (
+        ("hetpfl", [0.656, 0.887, 0.835]),
+        ("constant", [0.600, 0.883, 0.764]),
+        ("ceiling", [0.742, 0.891, 0.848]),
+    ):
+        assert all(len(defined(found, c, row)) == 5 for c in columns)
+        assert [round(float(np.mean(defined(found, c, row))), 3) for c in columns] == said
+    assert [len(defined(found, c, "praffl")) for c in (*columns, "compas")] == [4, 4, 2, 0]
+    assert len(defined(found, "compas", "hetpfl")) == 1
+    more = {"lft_fedavg": 0.849, "lft_ensemble": 0.849, "fairfed": 0.848}
+    for row, value in more.items():
+        assert round(float(np.mean(defined(found, "adult", row))), 3) == value
+    clients = stored("hetpfl-table3-sound")
+    for row, said in (("equifl", [0.715, 0.716, 0.709]), ("hetpfl", [0.665, 0.673, 0.684])):
+        means = [float(np.mean(defined(clients, c, row))) for c in ("10", "100", "300")]
+        assert [round(value, 3) for value in means] == said
+
+
 def test_hetpfl_with_more_clients() -> None:
     found = stored("hetpfl-table3-sound")
     columns = ("10", "100", "300")
@@ -255,6 +341,58 @@ def test_fedeba_on_fashion_mnist() -> None:
     for column in (shards, dirichlet):
         assert column["eba"]["mean"] < column["fedavg"]["mean"]
         assert column["eba"]["variance"] > column["fedavg"]["variance"]
+
+
+def test_ablation_of_fedeba() -> None:
+    found, column = stored("fedeba-ablation-sound"), "mnist-shards"
+
+    def figures(row: str, metric: str, digits: int = 1) -> float:
+        return round(mean(found, column, row, metric), digits)
+
+    assert (figures("aggregation", "variance", 0), figures("fedavg", "variance", 0)) == (114, 138)
+    assert (figures("aggregation", "worst"), figures("fedavg", "worst")) == (60.2, 57.1)
+    assert told(found, column, "aggregation", "fedavg", "variance") == -1
+    assert told(found, column, "aggregation", "fedavg", "worst") == 1
+    for row, than in (("alignment", "fedavg"), ("both", "alignment"), ("both", "aggregation")):
+        assert told(found, column, row, than, "variance") == 0
+    assert (figures("tau-0.1", "mean"), figures("fedavg", "mean")) == (63.6, 83.1)
+    worse = {row for c, row in found if told(found, c, row, "both", "mean") < 0}
+    assert worse == {"tau-0.1", "theta-30", "alpha-0.1"}
+    for row, lost in (("theta-30", 3.9), ("alpha-0.1", 1.3), ("alpha-0.9", 4.7)):
+        gap = mean(found, column, "both", "mean") - mean(found, column, row, "mean")
+        assert round(gap, 1) == lost
+
+
+def test_what_tuning_did_to_fedeba() -> None:
+    found = stored("fedeba-mnist-sound")
+    columns = ("mnist-shards", "mnist-dirichlet")
+    for row, said in (("term", [1.8, 2.2]), ("eba", [2.3, 3.4])):
+        lost = [mean(found, c, "fedavg", "mean") - mean(found, c, row, "mean") for c in columns]
+        assert [round(value, 1) for value in lost] == said
+    for name, column in (("mnist", "mnist-shards"), ("fashion", "fashion-dirichlet")):
+        for metric in ("mean", "variance", "worst"):
+            assert told(stored(f"fedeba-{name}-sound"), column, "prac_fedeba", "fedfv", metric) == 0
+
+
+def test_noise_and_caps_of_fedeba() -> None:
+    found = stored("fedeba-noise-sound")
+    gains = {
+        row: mean(found, "some", row, "clean") - mean(found, "some", "fedeba", "clean")
+        for row in ("fedeba-capped", "fedeba-robust", "fedavg")
+    }
+    assert {row: round(value, 1) for row, value in gains.items()} == {
+        "fedeba-capped": 1.5, "fedeba-robust": 7.3, "fedavg": 9.9
+    }  # fmt: skip
+    assert told(found, "some", "fedeba-capped", "fedeba", "clean") == 0
+    assert told(found, "some", "fedeba-robust", "fedeba", "clean") == 1
+
+
+def test_focus_on_cifar10() -> None:
+    found, column = stored("focus-table1-published"), "rotated_cifar"
+    faa = [round(mean(found, column, row, "faa"), 3) for row in ("focus", "fedavg")]
+    assert faa == [0.205, 0.140]
+    assert told(found, column, "focus", "fedavg", "faa") == 0
+    assert told(found, column, "focus", "qffl_1", "faa") == 1
 
 
 def test_ser_on_femnist() -> None:

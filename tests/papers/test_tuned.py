@@ -18,7 +18,7 @@ from evenfed.papers.recipe import Claim, Column, Job, Joint, Metric, Outcome, Ro
 from evenfed.papers.store import collected, finished
 from evenfed.runs.plan import TuneConfig
 from evenfed.runs.result import Result
-from evenfed.runs.tuning import candidates
+from evenfed.runs.tuning import Trials, trials
 
 PAPERS = (fedeba.PAPER, ser.PAPER)
 TABLES = [(p, table) for p in PAPERS for table in p.tables]
@@ -32,11 +32,11 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def trials(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def trials_of(settings: dict[str, Any]) -> Trials:
     """The settings that would be tried for a job's row."""
     cls = methods()[settings["method"]]
     fixed = dict.fromkeys(settings["options"])
-    return candidates(cls, fixed, TuneConfig(metric=tuned.METRIC, **settings["tune"]))
+    return trials(cls, fixed, TuneConfig(metric=tuned.METRIC, **settings["tune"]))
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES, ids=lambda part: getattr(part, "key", ""))
@@ -47,9 +47,10 @@ def test_every_tuned_row_of_a_column_has_as_many_different_trials(
     counts: dict[str, set[int]] = {}
     for job in table.jobs(table.setting("sound", quick)):
         if job.settings.get("tune"):
-            found = trials(dict(job.settings))
-            different = {json.dumps({"local.lr": 0.1, **one}, sort_keys=True) for one in found}
-            assert len(different) == len(found) == job.settings["tune"]["budget"], job.key
+            found = trials_of(dict(job.settings))
+            every = [*found.first, *found.further]
+            different = {json.dumps(one, sort_keys=True) for one in every}
+            assert len(different) == len(every) == job.settings["tune"]["budget"], job.key
             counts.setdefault(job.column, set()).add(len(found))
     assert all(len(of) == 1 for of in counts.values())
 
@@ -247,8 +248,9 @@ def test_rows_of_ser_are_tuned_in_the_rate_alone(table: str) -> None:
         settings = job.settings
         plan, rates = TuneConfig(**settings["tune"]), settings["tune"]["rates"]
         options = settings.get("base", settings["options"])
-        tried = candidates(methods()[settings["method"]], options, plan)
-        assert tried == [{}, *({"local.lr": rate} for rate in rates)], job.key
+        tried = trials(methods()[settings["method"]], options, plan)
+        assert tried.first == [{}, *({"local.lr": rate} for rate in rates)], job.key
+        assert tried.further == []
 
 
 def test_curvature_of_ser_is_measured_on_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,23 +13,68 @@ from evenfed.core.errors import ConfigError
 from evenfed.methods.registry import methods
 from evenfed.runs.plan import TuneConfig
 from evenfed.runs.study import open_study
-from evenfed.runs.tuning import candidates
+from evenfed.runs.tuning import trials
 
 FAST: dict[str, Any] = {"rounds": 2, "engine": "vectorized", "evaluate_every": 0}
 
 
 @pytest.mark.parametrize("name", methods())
 def test_no_method_gets_more_trials_than_another_and_defaults_are_among_them(name: str) -> None:
-    tried = candidates(methods()[name], {}, TuneConfig(budget=4))
-    assert tried[0] == {}
-    assert 1 <= len(tried) <= 4
-    assert len({json.dumps(t, sort_keys=True) for t in tried}) == len(tried)
+    found = trials(methods()[name], {}, TuneConfig(budget=4))
+    assert found.first[0] == {}
+    assert 1 <= len(found) <= 4
+    every = [*found.first, *found.further]
+    assert len({json.dumps(t, sort_keys=True) for t in every}) == len(every)
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_method_that_trains_locally_has_the_first_rates(name: str) -> None:
+    cls = methods()[name]
+    rates = [0.3, 0.7, 0.05, 0.02]
+    found = trials(cls, {}, TuneConfig(budget=6, rates=rates))
+    if "local" in cls.__dataclass_fields__ and "local.lr" not in cls.grid:
+        assert found.first[:3] == [{}, {"local.lr": 0.3}, {"local.lr": 0.7}]
+    assert all("local.lr" not in options for options in found.further)
+
+
+def test_trials_that_a_grid_does_not_need_go_to_more_rates() -> None:
+    plan = TuneConfig(budget=6, rates=[0.3, 0.7, 0.05, 0.02, 0.01])
+    plain, term = (trials(methods()[name], {}, plan) for name in ("fedavg", "term"))
+    assert (len(plain.first), len(plain.further)) == (6, 0)
+    assert (len(term.first), len(term.further)) == (3, 3)
+    few = TuneConfig(budget=6, rates=[0.3])
+    assert len(trials(methods()["term"], {}, few).further) == 4
+
+
+def test_no_trial_repeats_the_defaults() -> None:
+    plan = TuneConfig(budget=50, rates=[0.1, 0.3])
+    found = trials(methods()["fedprox"], {}, plan)  # mu = 0.1 and a rate of 0.1 are its defaults
+    assert found.first == [{}, {"local.lr": 0.3}]
+    default = methods()["fedprox"]().mu  # type: ignore[attr-defined]
+    assert {"mu": default} not in found.further
+    assert len(found.further) == len([v for v in methods()["fedprox"].grid["mu"] if v != default])
 
 
 def test_what_the_study_sets_is_not_tuned() -> None:
-    tried = candidates(methods()["fedprox"], {"mu": None}, TuneConfig(budget=50))
-    assert all("mu" not in options for options in tried)
-    assert any("local.lr" in options for options in tried)
+    found = trials(methods()["fedprox"], {"mu": None}, TuneConfig(budget=50))
+    assert found.further == []
+    assert any("local.lr" in options for options in found.first)
+    assert trials(methods()["fedprox"], {"local.lr": None}, TuneConfig(budget=50)).first == [{}]
+
+
+def test_own_options_are_tried_at_the_best_rate(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    ef.study(
+        "fedprox", "synthetic", seeds=[0], references=[], out=out,
+        tune={"budget": 4, "rates": [0.0001, 0.3], "metric": "loss"}, **FAST,
+    )  # fmt: skip
+    (record,) = json.loads((out / "tuning.json").read_text())
+    first, further = record["tried"][:2], record["tried"][2:]
+    assert [row["options"] for row in first] == [{}, {"local.lr": 0.0001}]
+    best = min(first, key=lambda row: row["value"])["options"]
+    assert len(further) == 2
+    for row in further:
+        assert {k: v for k, v in row["options"].items() if k != "mu"} == best
 
 
 def test_the_choice_is_the_best_on_validation_data_and_the_table_says_so(tmp_path: Path) -> None:

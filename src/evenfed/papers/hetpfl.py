@@ -201,6 +201,10 @@ INCOMPARABLE = {
     "published/agnosticfair/*": "the public code trains one penalised model on pooled data, "
     "without an adversary",
 }
+HEADS = (
+    "HetPFL and its ablation: in the public code a reused counter turns most steps of the head "
+    "into plain training, and the mean of the models leaves out a weight; here neither."
+)
 REASONS = {
     "published/fedfb/*": "FedFB: by the public code the mean of the models loses the first client "
     "and shrinks the others, and a round is chosen by the hypervolume of its one point, so that a "
@@ -210,6 +214,12 @@ REASONS = {
     "published/praffl/*": "PraFFL: by the public code the printed row is HetPFL's training with "
     "uniform preferences, in which a reused counter turns most steps of the head into plain "
     "training; here every step is PraFFL's.",
+    "published/hetpfl/300/local_hypervolume": "HetPFL, 300 clients, local: the public code makes "
+    "three clients whatever is asked for, so that the printed figure is of clients with a hundred "
+    "times as much data.",
+    "published/hetpfl/*": HEADS,
+    "published/psa/*": HEADS,
+    "published/phf/*": HEADS,
 }
 ALL = tuple(c.key for c in COLUMNS)
 VOLUMES = (spans("Hypervolume", "hypervolume", "local_hypervolume", "global_hypervolume"),)

@@ -15,13 +15,14 @@ class TuneConfig(BaseModel):
     on : {"val"}
         The examples that decide; never those that are reported.
     budget : int
-        Trials a method and dataset: its defaults, then settings of its grid.
+        Trials a method and dataset: its defaults, rates, then settings of its grid at the best of
+        them, which are up to half of the trials.
     metric : str
         What decides; by default accuracy, or the loss of a regression.
     rates : list of float
-        Values of `local.lr` that are tried for every method.
+        Values of `local.lr` in the order in which they are tried: where trials are few, the first.
     seed : int
-        Draws the settings where the grid has more than the budget.
+        Draws the settings where the grid has more of them than there are trials.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -29,5 +30,5 @@ class TuneConfig(BaseModel):
     on: Literal["val"] = "val"
     budget: int = Field(default=6, ge=1)
     metric: str = ""
-    rates: list[float] = Field(default_factory=lambda: [0.02, 0.05, 0.1, 0.2, 0.5])
+    rates: list[float] = Field(default_factory=lambda: [0.05, 0.2, 0.5, 0.02, 0.1])
     seed: int = Field(default=0, ge=0)

@@ -66,8 +66,32 @@ class Choice:
         )
 
 
-def candidates(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> list[Options]:
-    """The settings that are tried: the defaults first, then others of the grid, drawn by seed.
+@dataclass(frozen=True)
+class Trials:
+    """The settings that are tried.
+
+    Parameters
+    ----------
+    first : list of dict
+        The defaults, and rates with all else at its default.
+    further : list of dict
+        Settings of the method's own options, each tried with the best of the first.
+    """
+
+    first: list[Options]
+    further: list[Options]
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.further)
+
+
+def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Trials:
+    """As many settings as the budget has, for every method, or all there are.
+
+    A method's own options take up to half of them, drawn by seed, and rates the others, in the
+    order in which they are given: so every method has the first rates, and one without options of
+    its own has more of them. If rates and options were drawn together, a method with many options
+    would be tried with few rates, and lose to one with none by its rate alone.
 
     Parameters
     ----------
@@ -76,25 +100,50 @@ def candidates(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) ->
 
     Examples
     --------
-    >>> from evenfed.methods.fedavg import FedAvg
-    >>> candidates(FedAvg, {}, TuneConfig(budget=3, rates=[0.1, 0.5]))
-    [{}, {'local.lr': 0.1}, {'local.lr': 0.5}]
+    >>> from evenfed.methods.fedprox import FedProx
+    >>> found = trials(FedProx, {}, TuneConfig(budget=4, rates=[0.05, 0.5, 0.2]))
+    >>> found.first
+    [{}, {'local.lr': 0.05}]
+    >>> len(found.further)
+    2
     """
     grid: dict[str, tuple[Any, ...]] = dict(cls.grid)
     if "local" in {f.name for f in dataclasses.fields(cls)}:
-        grid.setdefault("local.lr", tuple(plan.rates))
+        grid.setdefault(RATE, tuple(plan.rates))
     grid = {option: values for option, values in grid.items() if option not in fixed}
-    combined = [
+    defaults = _defaults(cls)
+    rates = [{RATE: rate} for rate in grid.pop(RATE, ()) if rate != defaults.get(RATE)]
+    combined = (
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
-    ]
-    combined = [c for c in combined if c]
-    order = np.random.default_rng(plan.seed).permutation(len(combined))
-    chosen = sorted(order[: plan.budget - 1].tolist())
-    return [{}, *(combined[i] for i in chosen)]
+    )
+    own = [c for c in combined if any(defaults.get(k, _NONE) != v for k, v in c.items())]
+    left = plan.budget - 1
+    further = min(len(own), max(plan.budget // 2, left - len(rates)), left)
+    order = np.random.default_rng(plan.seed).permutation(len(own))
+    chosen = sorted(order[:further].tolist())
+    return Trials([{}, *rates[: left - further]], [own[i] for i in chosen])
+
+
+RATE = "local.lr"
+_NONE = object()
+
+
+def _defaults(cls: type[Method]) -> Options:
+    """Defaults of a method's options (dotted), of those that have one."""
+    found: Options = {}
+    for f in dataclasses.fields(cls):
+        if f.default is not dataclasses.MISSING:
+            found[f.name] = f.default
+        elif f.default_factory is not dataclasses.MISSING:
+            made = f.default_factory()
+            if dataclasses.is_dataclass(made):
+                inner = dataclasses.fields(made)
+                found |= {f"{f.name}.{g.name}": getattr(made, g.name) for g in inner}
+    return found
 
 
 def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], Measured]) -> Choice:
-    """Try the candidates of a run's method; `trial` carries a run out.
+    """Try the settings of a run's method; `trial` carries a run out.
 
     A setting that fails, or whose metric is undefined, cannot win. Of equals the first wins.
     """
@@ -102,7 +151,9 @@ def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], M
     fixed = set(_dotted(plan.config.method.model_dump(exclude={"name"})))
     tried: list[dict[str, Any]] = []
     metric = settings.metric
-    for options in candidates(cls, dict.fromkeys(fixed), settings):
+
+    def attempt(options: Options) -> None:
+        nonlocal metric
         row: dict[str, Any] = {"options": options, "value": None, "error": ""}
         try:
             result = trial(plan.using(options))
@@ -113,6 +164,13 @@ def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], M
             metric = metric or ("loss" if kind == "regression" else "accuracy")
             row["value"] = _value(result, metric)
         tried.append(row)
+
+    found = trials(cls, dict.fromkeys(fixed), settings)
+    for options in found.first:
+        attempt(options)
+    best = _best(tried, metric)
+    for options in found.further:
+        attempt({**best, **options})
     return Choice(metric, plan.seed, tried, _best(tried, metric))
 
 
