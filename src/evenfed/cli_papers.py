@@ -31,6 +31,9 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder of stored jobs and results; a broken table goes on there.")
     ] = Path("papers"),
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Run only jobs that the stored results do not have.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Run the quick version and compare with the stored one.")
     ] = False,
@@ -76,9 +79,12 @@ def command(
     failed, without = 0, []
     for one in chosen:
         setting = one.setting(protocol, quick or check, given)
-        work = _checked if check else _run
         try:
-            failed += work(wanted, one, setting, out, jobs)
+            failed += (
+                _checked(wanted, one, setting, out, jobs)
+                if check
+                else _run(wanted, one, setting, out, jobs, missing)
+            )
         except MissingDataError as error:
             if len(chosen) == 1:
                 raise
@@ -90,10 +96,10 @@ def command(
         raise typer.Exit(1)
 
 
-def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int) -> int:
+def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int, missing: bool) -> int:
     from evenfed.papers.pages import table_text
     from evenfed.papers.running import rebuild
-    from evenfed.papers.store import result_path
+    from evenfed.papers.store import read, result_path
 
     minutes = table.minutes(setting)
     typer.echo(
@@ -101,8 +107,9 @@ def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int) ->
         f"thread, {minutes / jobs:.0f} with --jobs {jobs}", err=True,
     )  # fmt: skip
     results = rebuild(
-        wanted, table, setting, folder=out, jobs=jobs, say=lambda text: typer.echo(text, err=True)
-    )
+        wanted, table, setting, folder=out, jobs=jobs, say=lambda text: typer.echo(text, err=True),
+        known=read(result_path(wanted.name, table.key, setting, out)) if missing else None,
+    )  # fmt: skip
     typer.echo(f"{wanted.title}, {table.title}, {setting.protocol} protocol\n")
     typer.echo(table_text(table, results))
     typer.echo(f"\nstored in {result_path(wanted.name, table.key, setting, out)}")

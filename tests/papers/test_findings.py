@@ -413,6 +413,36 @@ def test_ser_on_femnist() -> None:
             assert with_ser < mean(found, "femnist", key, metric)
 
 
+BASES = ("fedavg", "local", "fedprox", "momentum", "ditto", "pfedme", "entropy")
+
+
+def test_ser_on_shakespeare() -> None:
+    found, column = stored("ser-shakespeare-sound"), "shakespeare"
+
+    def pair(base: str, metric: str, digits: int) -> tuple[float, ...]:
+        return tuple(
+            round(mean(found, column, row, metric), digits) for row in (f"{base}-ser", base)
+        )
+
+    def signs(metric: str) -> dict[str, int]:
+        return {base: told(found, column, f"{base}-ser", base, metric) for base in BASES}
+
+    flatter = dict.fromkeys(BASES, -1) | {"pfedme": 1}
+    for metric in ("hessian_trace", "top_eigenvalue", "sign_entropy"):
+        assert signs(metric) == flatter
+    assert pair("local", "hessian_trace", 1) == (10.3, 15.9)
+    assert pair("fedavg", "hessian_trace", 1) == (9.7, 14.4)
+    assert pair("pfedme", "hessian_trace", 1) == (26.8, 13.2)
+    assert pair("local", "sign_entropy", 3) == (0.022, 0.043)
+    assert pair("fedavg", "sign_entropy", 3) == (0.022, 0.033)
+    assert signs("mean") == dict.fromkeys(BASES, 0) | {"ditto": -1, "entropy": -1}
+    for base, lost in (("ditto", 0.7), ("entropy", 1.1)):
+        with_ser, without = (mean(found, column, row, "mean") for row in (f"{base}-ser", base))
+        assert round(without - with_ser, 1) == lost
+    assert set(signs("worst").values()) == {0}
+    assert {base for base, sign in signs("variance").items() if sign} == {"pfedme"}
+
+
 def test_fedeba_on_cifar10() -> None:
     found = stored("fedeba-cifar10-sound")
     said = {

@@ -109,6 +109,23 @@ def test_a_broken_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert results.values("good", "toy", "accuracy") == pytest.approx([0.9, 0.91, 0.92])
 
 
+def test_stored_results_can_be_gone_on_from(tmp_path: Path) -> None:
+    stored = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "a")
+
+    def changed(setting: Setting) -> list[Job]:
+        return [
+            replace(job, settings={**job.settings, "more": 1}) if job.rows == ("bad",) else job
+            for job in jobs(setting)
+        ]
+
+    CALLS.clear()
+    table = replace(TABLE, jobs=changed)
+    results = rebuild(PAPER, table, FULL, folder=tmp_path / "b", known=stored)
+    assert CALLS == ["toy-bad-0", "toy-bad-1", "toy-bad-2"]
+    assert results.values("good", "toy", "accuracy") == stored.values("good", "toy", "accuracy")
+    assert [run.job for run in results.runs] == [job.key for job in jobs(FULL)]
+
+
 def test_jobs_with_other_settings_are_run_again(tmp_path: Path) -> None:
     rebuild(PAPER, TABLE, FULL, folder=tmp_path)
     more = replace(FULL, seeds=(0, 1, 2, 3))
@@ -342,6 +359,18 @@ def test_a_check_fails_where_a_stored_cell_is_not_repeated(tmp_path: Path) -> No
     done = invoked(["toy", "--check", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "good, toy, accuracy" in done.output
+
+
+@pytest.mark.usefixtures("by_name")
+def test_a_command_can_run_only_what_is_missing(tmp_path: Path) -> None:
+    arguments = ["toy", "--missing", "--out", str(tmp_path)]
+    assert "there are no stored results" in invoked(arguments).output
+    rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    for file in (tmp_path / "parts" / "toy").iterdir():
+        file.unlink()
+    CALLS.clear()
+    assert invoked(arguments).exit_code == 0
+    assert CALLS == []
 
 
 def test_without_a_name_all_papers_are_listed_with_their_minutes() -> None:

@@ -91,7 +91,8 @@ def _where(joint: Joint, table: Table, results: Results) -> str:
 
 def _open(folder: Path) -> str:
     """What has no full results yet, or results of an older recipe, with the expected time."""
-    missing, older = [], []
+    missing: list[str] = []
+    older: list[str] = []
     for name in names():
         wanted = paper(name)
         full = (r for r in store.stored(folder, name) if not r.setting.quick)

@@ -15,7 +15,7 @@ from evenfed.data.dataset import FederatedDataset, Split
 from evenfed.data.registry import load
 from evenfed.engines.federation import EngineOptions
 from evenfed.methods.base import Method
-from evenfed.methods.certificate import GroupLossCertificate
+from evenfed.methods.certificate import Certify, GroupLossCertificate
 from evenfed.methods.group_weighted import GroupWeighted
 from evenfed.methods.pffl import PFFL
 from evenfed.methods.registry import build
@@ -37,13 +37,16 @@ CONSTRAINTS: dict[str, tuple[str, tuple[int, ...]]] = {
 DATA: dict[str, tuple[str, str, dict[str, Any]]] = {
     "compas": ("COMPAS, sex", "compas", {"sensitive": "sex"}),
     "acs": ("ACS Income, race", "acs_income",
-            {"sensitive": "race", "limit": 500}),
+            {"sensitive": "race", "limit": 2000}),
     "acs_all": ("ACS Income, race, all people", "acs_income",
                 {"sensitive": "race"}),
 }  # fmt: skip
-SECONDS = {"compas": 52.0, "acs": 150.0, "acs_all": 280.0}
+SECONDS = {"compas": 60.0, "acs": 200.0, "acs_all": 280.0}
 """Of one job of Figure 2 on one thread. Estimates: COMPAS from its timed parts, ACS Income
 from runs of other sizes."""
+SMALL_SEEDS = 3
+"""Seeds of all people; other columns have all seeds of the table."""
+NO_MODEL = "infeasible: no loss is 0"
 COMPARED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("fedavg", "FedAvg", {}),
     ("bgl", "PFFL, BGL", {"constraint": "bounded_group_loss"}),
@@ -64,7 +67,7 @@ def _settings(name: str, seed: int, setting: Setting) -> dict[str, Any]:
     rate = 1.0 if name == "acs_all" else 0.5
     return {
         "dataset": dataset, "data": options, "seed": seed, "rounds": rounds, "rate": rate,
-        "steps": 5, "lambda_bound": 10.0,
+        "steps": 5, "lambda_bound": 10.0, "certified": "every point",
     }  # fmt: skip
 
 
@@ -72,9 +75,9 @@ def _losses_jobs(setting: Setting) -> list[Job]:
     """A job has all runs of a dataset, a constraint and a seed: bounds depend on the first ones."""
     jobs = []
     for name in ("compas",) if setting.quick else tuple(DATA):
-        kinds = tuple(CONSTRAINTS)[: 2 if setting.quick else 3] if name != "acs_all" else ("bgl",)
+        kinds = tuple(CONSTRAINTS)[: 2 if setting.quick else 3]
         for kind in kinds:
-            for seed in setting.seeds:
+            for seed in setting.seeds[: SMALL_SEEDS if name == "acs_all" else None]:
                 places = ["1_2"] if setting.quick else list(PLACES)
                 places = [IMPOSSIBLE] if name == "acs_all" else places
                 rows = ["fedavg", "weighted", *(f"{s}_{p}" for s in SCOPES for p in places)]
@@ -195,17 +198,26 @@ def _losses(settings: dict[str, Any]) -> Outcome:
     for place in settings["places"]:
         zeta = least + PLACES.get(place, 0.0) * (top - least)
         for scope in SCOPES:
-            result = bench.train(bench.bounded(kind, labels, zeta, scope=scope))
+            method = bench.bounded(
+                kind, labels, zeta, scope=scope, certify=Certify(solve=certified)
+            )
+            result = bench.train(method)
             row = f"{scope}_{place}"
-            values[row] = {**measured(result), "bound": zeta}
-            # multipliers of local bounds stay at the clients, so there is nothing to certify
-            if scope == "global" and certified:
-                made = certificate(result)
-                values[row]["violation"] = made.violation
-                if made.gap is not None:
-                    values[row]["gap"] = made.gap
-                facts[row] = {"bounds": made.status}
+            proved, word = _certified(result)
+            values[row] = {**measured(result), "bound": zeta, **proved}
+            facts[row] = {"bounds": word if certified else NO_MODEL}
     return Outcome(values, facts)
+
+
+def _certified(result: Result) -> tuple[dict[str, float], str]:
+    """Numbers of a run's certificate, and whether its bounds can be met.
+
+    Local bounds are checked as bounds on all clients' groups; their multipliers stay at the
+    clients, so they have no gap.
+    """
+    made = certificate(result)
+    gap = {} if made.gap is None else {"gap": made.gap}
+    return {"violation": made.violation, **gap}, made.status
 
 
 def _gaps(settings: dict[str, Any], rows: tuple[str, ...]) -> Outcome:
@@ -216,12 +228,14 @@ def _gaps(settings: dict[str, Any], rows: tuple[str, ...]) -> Outcome:
         return Outcome({rows[0]: _gap_values(bench.named(name, **options))})
     fedavg = bench.named("fedavg")
     least, top = bench.bounds(options["constraint"], (), fedavg)
-    found = {}
+    found, facts = {}, {}
     for row, share in zip(rows, PLACES.values(), strict=True):
         zeta = least + share * (top - least)
-        method = bench.bounded(options["constraint"], (), zeta)
-        found[row] = _gap_values(bench.train(method))
-    return Outcome(found)
+        result = bench.train(bench.bounded(options["constraint"], (), zeta))
+        proved, word = _certified(result)
+        found[row] = {**_gap_values(result), **proved}
+        facts[row] = {"bounds": word}
+    return Outcome(found, facts)
 
 
 def _gap_values(result: Result) -> dict[str, float]:
@@ -233,17 +247,22 @@ def _gap_values(result: Result) -> dict[str, float]:
     }
 
 
+CERTIFIED = (
+    Metric("violation", "largest excess, training", higher=False, digits=4),
+    Metric("gap", "certified gap", higher=False, digits=4),
+)
 LOSSES = (
     Metric("error", "test error", higher=False),
     Metric("worst", "largest group loss, test", higher=False),
     Metric("worst_train", "training", higher=False),
     Metric("bound", "bound", higher=False),
-    Metric("gap", "certified gap", higher=False, digits=4),
+    *CERTIFIED,
 )
 GAPS = (
     Metric("error", "test error", higher=False),
     Metric("dp", "gap of positive rates", higher=False),
     Metric("eo", "gap of true positive rates", higher=False),
+    *CERTIFIED,
 )
 WORDS = {"1_4": "1/4", "1_2": "1/2", "3_4": "3/4"}
 LOSS_ROWS = (
@@ -265,15 +284,15 @@ LOSS_COLUMNS = tuple(
     Column(f"{name}_{kind}", f"{title}: {words}", dataset)
     for name, (title, dataset, _) in DATA.items()
     for kind, (words, _) in CONSTRAINTS.items()
-    if name != "acs_all" or kind == "bgl"
 )
 GAP_COLUMNS = tuple(Column(name, DATA[name][0], DATA[name][1]) for name in ("compas", "acs"))
 _EVERY = tuple(c.key for c in LOSS_COLUMNS if not c.key.startswith("acs_all"))
+_ALL = tuple(c.key for c in LOSS_COLUMNS if c.key.startswith("acs_all"))
 _BOTH = tuple(c.key for c in GAP_COLUMNS)
 LOSS_CLAIMS = tuple(
     Claim(text.format(words), f"global_{place}", than.format(place), metric, columns)
     for place, words, columns in (("1_2", "bound at 1/2", _EVERY),
-                                  (IMPOSSIBLE, "bound 0", ("acs_all_bgl",)))
+                                  (IMPOSSIBLE, "bound 0", _ALL))
     for text, than, metric in (
         ("PFFL ({}) has a lower largest group loss than FedAvg, test", "fedavg", "worst"),
         ("PFFL ({}) has a lower largest group loss than FedAvg, training", "fedavg",
@@ -321,9 +340,11 @@ PAPER = Paper(
             note="Error against the largest loss of a group (BGL), or of a group among people "
             "with one label (CBGL). The bound lies between the least largest loss that any model "
             "reaches on training data (0) and FedAvg's (1); on all people it is 0, which no model "
-            "meets, because the least value would take too long. `bounds` and the gap are the "
-            "certificate's: whether a model that meets the bounds exists, and how far from the "
-            "optimum of its problem the model handed out can be.",
+            "meets, because the least value would take too long. `bounds`, largest excess and gap "
+            "are the certificate's: whether a model that meets the bounds exists, by how much the "
+            "one handed out misses them on training data (negative: it meets them), and how far "
+            "from the optimum of its problem it can be. Local bounds are checked as bounds on all "
+            "clients' groups, and have no gap.",
         ),
         PaperTable(
             "figure3", "Figure 3", GAP_ROWS, GAP_COLUMNS, {"sound": GAPS}, _gaps_jobs, run,
@@ -336,7 +357,8 @@ PAPER = Paper(
                      metrics=("error", "eo"), series=_GAP_SERIES, key="eo"),
             ),
             note="Gaps are the largest between two groups (demographic parity, equal "
-            "opportunity). CBGL bounds every group and label.",
+            "opportunity). CBGL bounds every group and label. The paper calls PFFL comparable or "
+            "better, so that an ordering which is not told apart is no miss.",
         ),
     ),
     {
@@ -344,10 +366,10 @@ PAPER = Paper(
         "size, five full-batch steps a round (FCFL one, in five times the rounds), 150 rounds "
         "(60 on all people), B = "
         "10, mean of the last half of the rounds. COMPAS: 10 clients, Dirichlet 0.5 "
-        "over sex; ACS Income: 49 states and Puerto Rico, 500 people of each, or all "
-        "1.4 million. Clients, people and splits are drawn again with each seed. The "
-        "quick version has COMPAS alone and 20 rounds. The paper has ACS Employment and "
-        "CelebA, which are not at hand, and picks for each error the best of its sweep "
-        "on test data; here every point is a row.",
+        "over sex; ACS Income: 49 states and Puerto Rico, at most 2,000 people of each, "
+        "or all 1.4 million, with three seeds. Clients, people and splits are drawn again with "
+        "each seed. The quick version has COMPAS alone and 20 rounds. The paper has ACS "
+        "Employment and CelebA, which are not at hand, and picks for each error the best of "
+        "its sweep on test data; here every point is a row.",
     },
 )  # fmt: skip

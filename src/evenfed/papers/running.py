@@ -33,6 +33,7 @@ def rebuild(
     folder: Path = store.FOLDER,
     jobs: int = 1,
     say: Say = lambda message: None,
+    known: Results | None = None,
 ) -> Results:
     """Run what is missing of a table, and write its results.
 
@@ -44,6 +45,8 @@ def rebuild(
         Processes, of one thread each. They change no number.
     say : callable
         Is told of every job.
+    known : Results
+        Of the same table: its jobs with the same settings are not run again.
     """
     if not setting.seeds or len(set(setting.seeds)) < len(setting.seeds):
         raise ConfigError(f"seeds must be different numbers, at least one, not {setting.seeds}")
@@ -51,7 +54,8 @@ def rebuild(
     keys = [job.key for job in planned]
     assert len(set(keys)) == len(keys), f"{table.key} has two jobs of one name"
     parts = Parts(wanted.name, folder)
-    found = {job.key: run for job in planned if (run := parts.get(job)) is not None}
+    found = {} if known is None else store.kept(known, planned)
+    found |= {job.key: run for job in planned if (run := parts.get(job)) is not None}
     missing = [job for job in planned if job.key not in found]
     if found:
         say(f"{len(found)} of {len(planned)} jobs are finished already")

@@ -201,6 +201,13 @@ def stored(folder: Path, paper: str) -> list[Results]:
     return sorted((r for r in found if r.paper == paper), key=lambda r: r.setting.quick)
 
 
+def kept(results: Results, jobs: Iterable[Job]) -> dict[str, Run]:
+    """Runs of stored results that have a job's very settings, by its key."""
+    found = {_json(run.settings): run for run in results.runs}
+    wanted = {job.key: found.get(_json(_plain(job.settings))) for job in jobs}
+    return {key: run for key, run in wanted.items() if run is not None and run.job == key}
+
+
 class Parts:
     """The finished jobs of a paper, whichever of its tables asked for them."""
 
