@@ -84,19 +84,29 @@ def test_a_wrong_name_is_answered_with_the_right_one() -> None:
         paper("hetpfl").table("table9")
 
 
+TO_RUN_AGAIN = {
+    "fedeba-mnist-sound", "fedeba-fashion-sound", "fedeba-cifar10-sound", "pffl-figure2-sound",
+    "pffl-figure3-sound",
+}  # fmt: skip
+"""Results of an older recipe, which their pages call that; all others are of the recipe."""
+
+
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_stored_results_belong_to_the_recipe(path: Path) -> None:
     results = store.read(path)
     table = paper(results.paper).table(results.table)
     assert path.stem == store.stem(results.paper, results.table, results.setting)
     planned = table.jobs(results.setting)
+    assert path.read_text(encoding="utf-8") == results.text()
+    assert store.is_current(table, results) == (path.stem not in TO_RUN_AGAIN)
+    if path.stem in TO_RUN_AGAIN:
+        return
     assert [run.job for run in results.runs] == [job.key for job in planned]
     for run, job in zip(results.runs, planned, strict=True):
         if "reviews" in job.settings:  # the checksum of a file that the user names
             job.settings["reviews"] = run.settings["reviews"]
         assert run.settings == json.loads(json.dumps(job.settings, default=dict)), run.job
         assert run.seconds > 0 or run.outcome.values
-    assert path.read_text(encoding="utf-8") == results.text()
 
 
 @pytest.mark.parametrize("name", ["index", *names()])
