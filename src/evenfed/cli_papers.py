@@ -56,6 +56,8 @@ def command(
     for variable, value in (("EVENFED_REVIEWS", reviews), ("EVENFED_ENCODER", encoder)):
         if value is not None:
             os.environ[variable] = str(value)  # processes of --jobs see it too
+    if missing and check:
+        raise ConfigError("--check runs all of the quick version: leave --missing out")
     if pages is not None:
         for path in write_pages(pages, out):
             typer.echo(path)
@@ -101,6 +103,8 @@ def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int, mi
     from evenfed.papers.running import rebuild
     from evenfed.papers.store import read, result_path
 
+    stored = result_path(wanted.name, table.key, setting, out)
+
     minutes = table.minutes(setting)
     typer.echo(
         f"{wanted.title}, {table.title}, {setting.protocol}: about {minutes:.0f} minutes of one "
@@ -108,11 +112,11 @@ def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int, mi
     )  # fmt: skip
     results = rebuild(
         wanted, table, setting, folder=out, jobs=jobs, say=lambda text: typer.echo(text, err=True),
-        known=read(result_path(wanted.name, table.key, setting, out)) if missing else None,
+        known=read(stored) if missing and stored.is_file() else None,
     )  # fmt: skip
     typer.echo(f"{wanted.title}, {table.title}, {setting.protocol} protocol\n")
     typer.echo(table_text(table, results))
-    typer.echo(f"\nstored in {result_path(wanted.name, table.key, setting, out)}")
+    typer.echo(f"\nstored in {stored}")
     return 0
 
 
@@ -125,11 +129,11 @@ def _checked(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int
     stored = store.read(store.result_path(wanted.name, table.key, setting, out))
     with tempfile.TemporaryDirectory() as folder:
         fresh = rebuild(wanted, table, stored.setting, folder=Path(folder), jobs=jobs)
-    moved = differences(stored, fresh)
+    moved = differences(table, stored, fresh)
     for difference in moved:
         typer.echo(difference)
     what = f"{wanted.title}, {table.title}, {setting.protocol}, quick"
-    typer.echo(f"{what}: {'as stored' if not moved else f'{len(moved)} cells moved'}")
+    typer.echo(f"{what}: {'as stored' if not moved else f'{len(moved)} numbers moved'}")
     return len(moved)
 
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import evenfed as ef
 from evenfed.core.errors import ConfigError
 from evenfed.methods.registry import methods
-from evenfed.runs.plan import TuneConfig
+from evenfed.runs.config import DataConfig, MethodConfig, RunConfig
+from evenfed.runs.plan import PlannedRun, TuneConfig
 from evenfed.runs.study import open_study
-from evenfed.runs.tuning import trials
+from evenfed.runs.tuning import trials, tune
 
 FAST: dict[str, Any] = {"rounds": 2, "engine": "vectorized", "evaluate_every": 0}
 
 
 @pytest.mark.parametrize("name", methods())
 def test_no_method_gets_more_trials_than_another_and_defaults_are_among_them(name: str) -> None:
-    found = trials(methods()[name], {}, TuneConfig(budget=4))
+    cls = methods()[name]
+    found = trials(cls, {}, TuneConfig())
     assert found.first[0] == {}
-    assert 1 <= len(found) <= 4
+    if "local" in cls.__dataclass_fields__:
+        assert len(found) == TuneConfig().budget
+    assert len(found) <= TuneConfig().budget
     every = [*found.first, *found.further]
     assert len({json.dumps(t, sort_keys=True) for t in every}) == len(every)
 
@@ -41,14 +47,22 @@ def test_trials_that_a_grid_does_not_need_go_to_more_rates() -> None:
     plan = TuneConfig(budget=6, rates=[0.3, 0.7, 0.05, 0.02, 0.01])
     plain, term = (trials(methods()[name], {}, plan) for name in ("fedavg", "term"))
     assert (len(plain.first), len(plain.further)) == (6, 0)
-    assert (len(term.first), len(term.further)) == (3, 3)
+    assert (len(term.first), len(term.further)) == (4, 2)
     few = TuneConfig(budget=6, rates=[0.3])
     assert len(trials(methods()["term"], {}, few).further) == 4
 
 
+def test_values_of_one_option_are_tried_from_end_to_end() -> None:
+    grid = methods()["qffl"].grid["q"]
+    found = trials(methods()["qffl"], {}, TuneConfig(budget=10))
+    tried = [options["q"] for options in found.further]
+    assert (tried[0], tried[-1]) == (min(grid), max(grid))
+    assert tried == sorted(tried)
+
+
 def test_no_trial_repeats_the_defaults() -> None:
     plan = TuneConfig(budget=50, rates=[0.1, 0.3])
-    found = trials(methods()["fedprox"], {}, plan)  # mu = 0.1 and a rate of 0.1 are its defaults
+    found = trials(methods()["fedprox"], {}, plan)  # mu = 0.01 and a rate of 0.1 are its defaults
     assert found.first == [{}, {"local.lr": 0.3}]
     default = methods()["fedprox"]().mu  # type: ignore[attr-defined]
     assert {"mu": default} not in found.further
@@ -62,19 +76,31 @@ def test_what_the_study_sets_is_not_tuned() -> None:
     assert trials(methods()["fedprox"], {"local.lr": None}, TuneConfig(budget=50)).first == [{}]
 
 
-def test_own_options_are_tried_at_the_best_rate(tmp_path: Path) -> None:
-    out = tmp_path / "s"
-    ef.study(
-        "fedprox", "synthetic", seeds=[0], references=[], out=out,
-        tune={"budget": 4, "rates": [0.0001, 0.3], "metric": "loss"}, **FAST,
-    )  # fmt: skip
-    (record,) = json.loads((out / "tuning.json").read_text())
-    first, further = record["tried"][:2], record["tried"][2:]
-    assert [row["options"] for row in first] == [{}, {"local.lr": 0.0001}]
-    best = min(first, key=lambda row: row["value"])["options"]
-    assert len(further) == 2
-    for row in further:
-        assert {k: v for k, v in row["options"].items() if k != "mu"} == best
+@dataclass
+class Said:
+    """A trial whose loss was made up."""
+
+    loss: float
+    data: Any = field(default_factory=lambda: ef.load("synthetic", examples=100))
+
+    def summary(self, split: str = "test") -> pd.Series[float]:
+        return pd.Series({"loss": self.loss})
+
+
+def test_own_options_are_tried_at_the_best_rate() -> None:
+    config = RunConfig(method=MethodConfig(name="fedprox"), data=DataConfig(name="synthetic"))
+    seen: list[tuple[float, float]] = []
+
+    def trial(plan: PlannedRun) -> Said:
+        method = plan.config.built_method()
+        lr, mu = method.local.lr, method.mu  # type: ignore[attr-defined]
+        seen.append((lr, mu))
+        return Said(abs(lr - 0.5) + abs(mu - 0.001))
+
+    plan = TuneConfig(budget=6, rates=[0.3, 0.5, 0.7], metric="loss")
+    choice = tune(PlannedRun("fedprox", "synthetic", 0, config), plan, trial)
+    assert seen == [(0.1, 0.01), (0.3, 0.01), (0.5, 0.01), (0.7, 0.01), (0.5, 0.001), (0.5, 1.0)]
+    assert choice.options == {"local.lr": 0.5, "mu": 0.001}
 
 
 def test_the_choice_is_the_best_on_validation_data_and_the_table_says_so(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
+from evenfed.papers.recipe import Table
 from evenfed.papers.store import Results
 
-LEAST = 0.002
-"""Smallest tolerance: what another version of a kernel may do to a trained model's accuracy."""
-SHARE = 0.05
-"""Of a number; runs are seeded, so that a kernel's rounding is all that may tell them apart."""
+UNITS, SHARE = 2.0, 0.02
+"""Tolerance: units of the last digit that a metric shows, or a share of the number if that is more.
+Runs are seeded, so that rounding, by another processor or another kernel, is all that may tell them
+apart: it may turn a prediction or two."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +31,32 @@ class Difference:
         return f"{cell}: {_shown(self.stored)} stored, {_shown(self.fresh)} now"
 
 
-def differences(stored: Results, fresh: Results) -> list[Difference]:
-    """What the fresh results do not repeat: numbers to 5 %, or 0.002, and words.
+def differences(table: Table, stored: Results, fresh: Results) -> list[Difference]:
+    """What the fresh results do not repeat, numbers within their tolerance, and words.
 
     A cell that was not run again is a difference too.
     """
+    digits = {m.key: m.digits for m in table.metrics[stored.setting.protocol]}
     before, now = cells(stored), cells(fresh)
     return [
         Difference(*cell, old, now.get(cell))
         for cell, old in before.items()
-        if not _same(old, now.get(cell))
+        if not _same(old, now.get(cell), UNITS * 10.0 ** -digits.get(cell[2], 3))
     ]
 
 
-def _same(old: float | str, new: float | str | None) -> bool:
+def _same(old: float | str, new: float | str | None, least: float) -> bool:
+    if isinstance(old, str) and isinstance(new, str):
+        parts = [re.split(r"(\d+(?:\.\d+)?)", text) for text in (old, new)]
+        if len(parts[0]) != len(parts[1]) or parts[0][::2] != parts[1][::2]:
+            return False
+        numbers = zip(*(map(float, part[1::2]) for part in parts), strict=True)
+        return all(_same(a, b, 0.0) for a, b in numbers)
     if isinstance(old, str) or isinstance(new, str) or new is None:
-        return old == new
+        return False
     if math.isnan(old) or math.isnan(new):
         return math.isnan(old) and math.isnan(new)
-    return abs(new - old) <= max(LEAST, SHARE * abs(old))
+    return abs(new - old) <= max(least, SHARE * abs(old))
 
 
 Cell = tuple[str, str, str, int]

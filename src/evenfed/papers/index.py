@@ -13,7 +13,8 @@ from evenfed.papers.verdict import WORDS
 
 SPEED = (
     "## Speed\n\n"
-    "Processor minutes of each table are above; those over 60 run with two processes. What was "
+    "Processor minutes of each table are above; the commands of those over 60 name two processes. "
+    "What was "
     "made faster to get there, as minutes of quick versions before and after, both commits side by "
     "side on one machine:\n\n"
     "| command | before | after | what |\n"
@@ -60,11 +61,13 @@ def _summed(wanted: Paper, results: Results) -> list[str]:
     if not published(wanted.name, table.key):
         counts = ["all, none printed" if w == "not comparable" else "0" for w in WORDS]
     told = Counter(word for _, _, word in judgements(table, results))
-    whole = [f"{joint.short}: {_where(joint, table, results)}" for joint in table.joint]
+    ours = "" if table.stated else "ours: "
+    whole = [f"{ours}{joint.short} {_where(joint, table, results)}" for joint in table.joint]
+    older = "" if store.is_current(table, results) else " (older recipe)"
     return [
-        f"[{wanted.title}]({wanted.name}.md#{_anchor(table)})", table.title,
+        f"[{wanted.title}]({wanted.name}.md#{_anchor(table)})", f"{table.title}{older}",
         results.setting.protocol, _seeds(results), *counts,
-        ", ".join(f"{n} {w}" for w, n in sorted(told.items())) or "none stated",
+        ours + ", ".join(f"{n} {w}" for w, n in sorted(told.items())) if told else "none stated",
         "; ".join(whole), f"{results.minutes:.0f}",
     ]  # fmt: skip
 
@@ -86,7 +89,10 @@ def _where(joint: Joint, table: Table, results: Results) -> str:
     """In how many columns a claim holds."""
     found = joined(joint, table, results)
     kept = sum(not why for why in found.values())
-    return f"holds in {kept} of {len(found)}" if len(found) > 1 else ("holds" if kept else "not")
+    if not found:
+        return "was not judged"
+    word = "holds" if kept else "does not hold"
+    return word if len(found) == 1 else f"holds in {kept} of {len(found)}"
 
 
 def _open(folder: Path) -> str:

@@ -36,7 +36,10 @@ RULE = (
 )
 
 HOUR = 60
-OLDER = "These results are older than the recipe as it stands; the table is to be run again."
+OLDER = (
+    "**These results are of an older recipe**: what is said above of rows, sizes and trials, and "
+    "the command, are those of the recipe as it stands. The table is to be run again."
+)
 QUICK = "the quick version trains too little to compare"
 
 

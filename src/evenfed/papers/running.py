@@ -46,8 +46,9 @@ def rebuild(
     say : callable
         Is told of every job.
     known : Results
-        Of the same table: its jobs with the same settings are not run again.
+        Of the same table: its jobs with the same settings and versions are not run again.
     """
+    store.code()  # before the first job: the files may change while it runs
     if not setting.seeds or len(set(setting.seeds)) < len(setting.seeds):
         raise ConfigError(f"seeds must be different numbers, at least one, not {setting.seeds}")
     planned = list(table.jobs(setting))
@@ -144,6 +145,7 @@ def _one(table: Table, job: Job) -> Run:
 
 def _elsewhere(name: str, key: str, setting: Setting, job: str) -> Run:
     """A job in a process of its own, found again by its name."""
+    store.code()
     torch.set_num_threads(1)
     table = paper(name).table(key)
     return _one(table, next(j for j in table.jobs(setting) if j.key == job))

@@ -46,6 +46,12 @@ class Run:
     outcome: Outcome
     code: str = ""
 
+    @property
+    def measured(self) -> bool:
+        """Whether it gave any number."""
+        rows = self.outcome.values.values()
+        return any(math.isfinite(value) for values in rows for value in values.values())
+
     def table(self) -> dict[str, Any]:
         """As JSON; what is undefined is null."""
         values = {row: _nulls(of) for row, of in self.outcome.values.items()}
@@ -202,10 +208,15 @@ def stored(folder: Path, paper: str) -> list[Results]:
 
 
 def kept(results: Results, jobs: Iterable[Job]) -> dict[str, Run]:
-    """Runs of stored results that have a job's very settings, by its key."""
-    found = {_json(run.settings): run for run in results.runs}
-    wanted = {job.key: found.get(_json(_plain(job.settings))) for job in jobs}
-    return {key: run for key, run in wanted.items() if run is not None and run.job == key}
+    """Runs of stored results with a job's very settings and today's versions, by its key."""
+    found = {run.job: run for run in results.runs if run.measured}
+    if results.versions != versions():
+        return {}
+    return {
+        job.key: found[job.key]
+        for job in jobs
+        if job.key in found and found[job.key].settings == _plain(job.settings)
+    }
 
 
 class Parts:
@@ -224,6 +235,8 @@ class Parts:
         if content["settings"] != settings or content["versions"] != versions():
             return None
         found = Run.of(content)
+        if not found.measured:
+            return None
         return replace(found, job=job.key, rows=job.rows, column=job.column)
 
     def put(self, run: Run) -> None:
@@ -244,12 +257,14 @@ def finished(job: Job, outcome: Outcome, seconds: float) -> Run:
 
 
 def is_current(table: Table, results: Results) -> bool:
-    """Whether a table would be run with the settings it was run with.
+    """Whether a table would be run with the settings it was run with, and all of it was measured.
 
     Tables that need a file of the user's are taken to be.
     """
     if table.options:
         return True
+    if not all(run.measured for run in results.runs):
+        return False
     wanted = {job.key: _plain(job.settings) for job in table.jobs(results.setting)}
     return wanted == {run.job: run.settings for run in results.runs}
 

@@ -16,7 +16,7 @@ class TuneConfig(BaseModel):
         The examples that decide; never those that are reported.
     budget : int
         Trials a method and dataset: its defaults, rates, then settings of its grid at the best of
-        them, which are up to half of the trials.
+        them, which are less than half of the trials unless rates are few.
     metric : str
         What decides; by default accuracy, or the loss of a regression.
     rates : list of float
@@ -30,5 +30,5 @@ class TuneConfig(BaseModel):
     on: Literal["val"] = "val"
     budget: int = Field(default=6, ge=1)
     metric: str = ""
-    rates: list[float] = Field(default_factory=lambda: [0.05, 0.2, 0.5, 0.02, 0.1])
+    rates: list[float] = Field(default_factory=lambda: [0.05, 0.2, 0.5, 0.02, 0.1, 1.0])
     seed: int = Field(default=0, ge=0)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TUNING = "tuning.json"
 Options = dict[str, Any]
+RATE = "local.lr"
+_NONE = object()
 
 
 class Measured(Protocol):
@@ -88,10 +90,11 @@ class Trials:
 def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Trials:
     """As many settings as the budget has, for every method, or all there are.
 
-    A method's own options take up to half of them, drawn by seed, and rates the others, in the
-    order in which they are given: so every method has the first rates, and one without options of
-    its own has more of them. If rates and options were drawn together, a method with many options
-    would be tried with few rates, and lose to one with none by its rate alone.
+    A method's own options take less than half of them, more only where rates are few, and rates
+    the others, in the order in which they are given: so every method has the first rates, and one
+    without options of its own has more of them. If rates and options were drawn together, a method
+    with many options would be tried with few rates, and lose to one with none by its rate alone.
+    Of one option values are tried from end to end, of several they are drawn by seed.
 
     Parameters
     ----------
@@ -101,11 +104,11 @@ def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Tri
     Examples
     --------
     >>> from evenfed.methods.fedprox import FedProx
-    >>> found = trials(FedProx, {}, TuneConfig(budget=4, rates=[0.05, 0.5, 0.2]))
+    >>> found = trials(FedProx, {}, TuneConfig(budget=5, rates=[0.05, 0.5, 0.2]))
     >>> found.first
-    [{}, {'local.lr': 0.05}]
-    >>> len(found.further)
-    2
+    [{}, {'local.lr': 0.05}, {'local.lr': 0.5}]
+    >>> found.further
+    [{'mu': 0.001}, {'mu': 1.0}]
     """
     grid: dict[str, tuple[Any, ...]] = dict(cls.grid)
     if "local" in {f.name for f in dataclasses.fields(cls)}:
@@ -118,14 +121,12 @@ def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Tri
     )
     own = [c for c in combined if any(defaults.get(k, _NONE) != v for k, v in c.items())]
     left = plan.budget - 1
-    further = min(len(own), max(plan.budget // 2, left - len(rates)), left)
-    order = np.random.default_rng(plan.seed).permutation(len(own))
-    chosen = sorted(order[:further].tolist())
+    further = min(len(own), max(left // 2, left - len(rates)))
+    if len(grid) == 1:
+        chosen = np.linspace(0, len(own) - 1, further).round().astype(int).tolist()
+    else:
+        chosen = sorted(np.random.default_rng(plan.seed).permutation(len(own))[:further].tolist())
     return Trials([{}, *rates[: left - further]], [own[i] for i in chosen])
-
-
-RATE = "local.lr"
-_NONE = object()
 
 
 def _defaults(cls: type[Method]) -> Options:
