@@ -45,9 +45,9 @@ SER: dict[str, Any] = {"local.regularizer": "ser"}
 LOCAL: dict[str, Any] = {"local.ser.rho": 0.0, "local.ser.kappa": 1.0}
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedavg": ("FedAvg", "fedavg", {}),
-    "local": ("FedAvg and a local round", "ser", {}),
+    "local": ("FedAvg, local round", "ser", {}),
     "fedprox": ("FedProx", "fedprox", {"mu": 0.1}),
-    "momentum": ("FedAvg, momentum 0.9", "fedavg", {"local.momentum": 0.9}),
+    "momentum": ("Momentum 0.9", "fedavg", {"local.momentum": 0.9}),
     "ditto": ("Ditto", "ditto", {"lam": 0.5}),
     "pfedme": ("pFedMe", "pfedme", {"lam": 15.0, "eta": 0.05}),
     "entropy": ("Entropy-SGD", "fedavg", {"local.optimizer": "entropy_sgd"}),
@@ -319,7 +319,7 @@ PAPER = Paper(
         "Sign entropy (10 steps of rate 0.1), Hessian trace (30 probes) and top eigenvalue (20 "
         "Lanczos steps) are those of the models that clients use, on training data of some "
         "clients, the same for all rows. "
-        "FedAvg, FedProx and the momentum and Entropy-SGD rows use the global model; `FedAvg and "
-        "a local round`, Ditto and pFedMe use models of the clients' own.",
+        "FedAvg, FedProx and the momentum and Entropy-SGD rows use the global model; `FedAvg, "
+        "local round`, Ditto and pFedMe use models of the clients' own.",
     },
 )  # fmt: skip
