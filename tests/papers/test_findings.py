@@ -254,6 +254,13 @@ def test_hetpfl_beside_printed_figures() -> None:
         assert (round(min(found), 3), round(max(found), 3)) == ends
 
 
+def test_agnosticfair_breaks_down_on_adult() -> None:
+    found = stored("hetpfl-table1-published")
+    volumes = [values["global_hypervolume"] for values in found["adult", "agnosticfair"]]
+    assert (sum(value < 0.3 for value in volumes), len(volumes)) == (4, 5)
+    assert round(mean(found, "adult", "constant", "global_hypervolume"), 3) == 0.764
+
+
 def test_accuracy_of_hetpfl_at_a_small_disparity() -> None:
     def defined(found: Rows, column: str, row: str) -> list[float]:
         values = [v.get("global_accuracy_at") for v in found[column, row]]
