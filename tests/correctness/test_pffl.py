@@ -26,6 +26,7 @@ from evenfed.methods.certificate import Certify, generalisation
 from evenfed.methods.fedminmax import FedMinMax
 from evenfed.methods.multipliers import Multipliers, climbed, first_climb
 from evenfed.methods.pffl import PFFL
+from evenfed.methods.saddle import Saddle
 
 Vector = np.ndarray
 
@@ -236,6 +237,20 @@ def silos(seed: int, clients: int = 4, n: int = 40, share: float = 0.25) -> Fede
     return federated("binary", made)
 
 
+def skewed(seed: int, width: int = 8) -> FederatedDataset:
+    """Features that differ by a hundred in scale, so that plain L-BFGS needs many steps."""
+    rng = np.random.default_rng(seed)
+    scales = np.geomspace(0.03, 3.0, width)
+    made = []
+    for k, n in enumerate((30, 50, 70)):
+        x = rng.normal(size=(n, width))
+        group = (rng.random(n) < 0.3).astype(np.int64)
+        score = np.where(group == 0, x[:, 0] + x[:, -1], x[:, 1] - x[:, -1])
+        y = (score + rng.logistic(size=n) > 0).astype(np.int64)
+        made.append(client(k, x * scales, y, group))
+    return federated("binary", made)
+
+
 def client(k: int, x: Vector, y: Vector, group: Vector) -> ClientData:
     labels = torch.tensor(y) if y.dtype.kind == "i" else torch.tensor(y, dtype=torch.float32)
     data = Examples.of(torch.tensor(x, dtype=torch.float32), labels, torch.tensor(group))
@@ -401,9 +416,12 @@ def test_a_certificate_tells_feasible_from_infeasible(
 
 
 @pytest.mark.proves("pffl", "certified gaps and excesses bound the true ones, for each iterate")
-@pytest.mark.parametrize(("iterate", "decay"), [("average", 0.0), ("tail", 0.01), ("last", 0.0)])
+@pytest.mark.parametrize(
+    ("iterate", "decay", "curved"),
+    [("average", 0.0, False), ("tail", 0.01, False), ("last", 0.0, True), ("tail", 0.01, True)],
+)
 def test_a_certificate_bounds_the_truth(
-    train_rounds: Callable[..., Any], iterate: Any, decay: float
+    train_rounds: Callable[..., Any], iterate: Any, decay: float, curved: bool
 ) -> None:
     """The true optimum of the problem (with the ridge of weight decay) is SLSQP's."""
     data = silos(0)
@@ -417,8 +435,9 @@ def test_a_certificate_bounds_the_truth(
         objective, np.zeros(6), {"type": "ineq", "fun": lambda w: zeta - central.groups(w)}
     )
     method = PFFL(
-        zeta=zeta, lambda_bound=5.0, iterate=iterate, local=replace(STEP, weight_decay=decay)
-    )
+        zeta=zeta, lambda_bound=5.0, iterate=iterate, local=replace(STEP, weight_decay=decay),
+        certify=Certify(curved=curved),
+    )  # fmt: skip
     run = train_rounds(method, data, rounds=30, model="linear", evaluate=False).runner
     made = run.method.certificate(run.federation, run.server, data.schema)
     w = vector(run.method.deployed(run.server))
@@ -435,6 +454,54 @@ def test_a_certificate_bounds_the_truth(
     high = objective(w) + 5.0 * max(0.0, central.groups(w).max() - zeta)
     assert made.gap == pytest.approx(max(g - low, high - g), abs=2e-4)
     assert ("rigorous" in made.gap_holds) == bool(decay)
+
+
+@pytest.mark.proves("pffl", "second derivatives change the way to a certificate, not what it says")
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_a_certificate_by_curvature_says_the_same_sooner(
+    train_rounds: Callable[..., Any], engine: str, weighting: Any
+) -> None:
+    data = skewed(1)
+    found = []
+    for curved in (False, True):
+        method = PFFL(zeta=0.8, local=STEP, weighting=weighting, certify=Certify(curved=curved))
+        run = train_rounds(method, data, engine, rounds=10, model="linear", evaluate=False).runner
+        found.append(run.method.certificate(run.federation, run.server, data.schema))
+    plain, rounded = found
+    assert rounded.exchanges < plain.exchanges
+    assert rounded.status == plain.status
+    assert rounded.violation == pytest.approx(plain.violation, abs=1e-9)
+    assert rounded.gap == pytest.approx(plain.gap, abs=1e-4)
+    assert rounded.least_excess == pytest.approx(plain.least_excess, abs=1e-3)
+    assert rounded.least_excess[1] - rounded.least_excess[0] < 1e-3
+
+
+@pytest.mark.proves("pffl", "the least excess of one bound is that of another, less their distance")
+def test_a_least_excess_that_is_known_serves_all_bounds(train_rounds: Callable[..., Any]) -> None:
+    data = silos(2)
+
+    def run_of(zeta: float) -> Any:
+        method = PFFL(zeta=zeta, local=STEP, certify=Certify(curved=True))
+        return train_rounds(method, data, rounds=10, model="linear", evaluate=False).runner
+
+    first = run_of(0.0)
+    saddle = Saddle(first.method, first.federation, first.server, curved=True)
+    known = saddle.least_excess(saddle.vector(first.server["params"]))
+    run = run_of(0.8)
+    ask = run.method.certificate
+    fresh = ask(run.federation, run.server, data.schema)
+    given = ask(run.federation, run.server, data.schema, known.lowered(0.8))
+    assert given.exchanges < fresh.exchanges
+    assert given.minimax == pytest.approx(fresh.minimax, abs=1e-6)
+    assert given.least_excess == pytest.approx(fresh.least_excess, abs=1e-6)
+    assert (given.status, given.gap) == (fresh.status, pytest.approx(fresh.gap, abs=1e-9))
+
+
+def test_curvature_of_a_large_model_is_refused(train_rounds: Callable[..., Any]) -> None:
+    data = skewed(0, width=2500)
+    with pytest.raises(ConfigError, match=r"certify\.curved asks clients for 5002 x 5002 numbers"):
+        train_rounds(PFFL(certify=Certify(curved=True)), data, model="linear")
 
 
 @pytest.mark.proves("pffl", "generalisation terms have the corrected form")

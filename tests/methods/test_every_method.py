@@ -24,6 +24,7 @@ from evenfed.data.dataset import FederatedDataset, Groups
 from evenfed.engines.federation import EngineOptions
 from evenfed.engines.participation import Participation
 from evenfed.methods.base import Method
+from evenfed.methods.certificate import Certify
 from evenfed.methods.preferred import Preferred
 from evenfed.methods.registry import build, methods
 from evenfed.runs.config import method_table
@@ -199,7 +200,7 @@ def sent(trained: Any) -> set[tuple[str, str]]:
     # groups x labels (x predictions) and moments: 2 * 2 * 2 + 2 * 2 + 2 * 5
     models = trained.runner.method.models
     limits = {"model": models * model, "part": model - 1, "scalar": models, "counts": 22}
-    limits |= {"sums": 100, "rows": math.inf, "network": math.inf}
+    limits |= {"sums": 100, "rows": math.inf, "network": math.inf, "square": model * model}
     kept = next(iter(trained.runner.federation.states.kept.values()), ())
     known = [*trained.runner.server.values(), *(kept.values() if kept else ())]
     networks = {sum(t.numel() for t in trees.leaves(tree)) for tree in known}
@@ -246,7 +247,8 @@ def test_what_leaves_a_client_is_what_is_declared(
         with contextlib.suppress(ConfigError):
             seen |= sent(train_rounds(tiny(name, **options), binary))
     if seen != expected:  # what a certificate asks for is sent on demand
-        trained = train_rounds(tiny(name), binary, model="linear", rounds=1)
+        method = tiny(name, certify=Certify(curved=True))
+        trained = train_rounds(method, binary, model="linear", rounds=1)
         runner = trained.runner
         runner.method.certificate(runner.federation, runner.server, binary.schema)
         seen |= sent(trained)

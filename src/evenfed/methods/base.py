@@ -36,11 +36,11 @@ class Reveal:
     ----------
     function, part : str
         Client function and key of its upload.
-    size : {"model", "part", "network", "scalar", "counts", "sums", "rows"}
-        How much that is: as many numbers as the model has, fewer than that, the weights of a
-        network beside the model, one number (each for every one of the method's `models`),
-        counts by group and label (for every model asked about), a few sums over the client's
-        examples, or the examples themselves.
+    size : {"model", "square", "part", "network", "scalar", "counts", "sums", "rows"}
+        How much that is: as many numbers as the model has, their number squared, fewer, the
+        weights of a network beside the model, one number (each for every one of the method's
+        `models`), counts by group and label (for every model asked about), a few sums over the
+        client's examples, or the examples themselves.
     meaning : str
         In plain words.
     summed : bool
@@ -50,7 +50,7 @@ class Reveal:
 
     function: str
     part: str
-    size: Literal["model", "part", "network", "scalar", "counts", "sums", "rows"]
+    size: Literal["model", "square", "part", "network", "scalar", "counts", "sums", "rows"]
     meaning: str
     summed: bool
 

@@ -38,6 +38,9 @@ class Certify:
     ----------
     solve : bool
         Whether lower bounds are computed (convex problems); else losses are only measured.
+    curved : bool
+        Whether clients send second derivatives of their loss, once: some ten times fewer exchanges
+        and tighter bounds, for weighted second moments of each client's features.
     tolerance : float
         Violation up to which the text says that a model meets its bounds.
     delta : float
@@ -50,6 +53,7 @@ class Certify:
     """
 
     solve: bool = True
+    curved: bool = False
     tolerance: float = 1e-3
     delta: float = 0.05
     loss_bound: float = 0.0

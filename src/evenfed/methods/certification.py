@@ -26,10 +26,17 @@ if TYPE_CHECKING:
 
 
 def certified(
-    method: PFFL, federation: Federation, server: Server, schema: Schema
+    method: PFFL,
+    federation: Federation,
+    server: Server,
+    schema: Schema,
+    least: LeastExcess | None = None,
 ) -> GroupLossCertificate:
-    """Measure the model handed out, and prove what can be proved about it."""
-    saddle = Saddle(method, federation, server)
+    """Measure the model handed out, and prove what can be proved about it.
+
+    `least` is that of these bounds, where it is known: it does not depend on the model.
+    """
+    saddle = Saddle(method, federation, server, method.certify.curved)
     params, found = method.returned(server)
     multipliers = found.numpy()
     reason = why_not_convex(method.task)
@@ -52,7 +59,7 @@ def certified(
         )
     model = saddle.vector(params)
     point = saddle.at(model, multipliers, method.beta)
-    least = saddle.least_excess(model)
+    least = least or saddle.least_excess(model)
     low = None if method.scope == "local" else saddle.lowest(model, multipliers, method.beta)
     return _solved(method, saddle, schema, _Found(model, multipliers, point, least, low))
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from evenfed.core.convexity import why_not_convex
+from evenfed.core.convexity import affine_curvature, why_not_convex
 from evenfed.core.errors import ConfigError
 from evenfed.core.examples import Examples
-from evenfed.core.local import Objective
+from evenfed.core.task import Params
 from evenfed.core.tree import Tree
 from evenfed.engines.federation import Federation
 from evenfed.engines.fold import Weighting
@@ -54,6 +54,11 @@ MEASURED = (
     Reveal("measure", "sums", "sums", "sums of losses by group, for a certificate", True),
     Reveal("measure", "loss", "scalar", "mean loss of given models, for a certificate", True),
 )
+CURVED = Reveal(
+    "curvature", "curvature", "square",
+    "second derivatives of the mean loss, weighted second moments of the features (certify.curved)",
+    True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,11 +187,26 @@ class GroupConstrained(TrainsLocally):
 
         The model comes in float64, and everything is computed in it.
         """
-        params, exact = broadcast["params"], replace(data, x=data.x.double())
-        table = self.client_table(broadcast["beta"], broadcast["factors"], data)
-        objective = Objective(self.task, weights=cell_factors)
+        x, real = data.x.double(), data.weight
+        size = real.sum().clamp(min=1)
+        factors = cell_factors(
+            data, self.client_table(broadcast["beta"], broadcast["factors"], data)
+        )
+
+        def weighted(params: Params) -> tuple[Tensor, Tensor]:
+            losses = self.task.losses(self.task.outputs(params, x), data.y) * real
+            return (losses * factors).sum() / size, losses
+
+        gradient, losses = grad(weighted, has_aux=True)(broadcast["params"])
         return {
-            "gradient": grad(objective.batch_loss)(params, exact, table),
-            "sums": self.cells.losses(self.task, params, exact)["sums"],
-            "loss": self.task.mean_loss(params, exact).double(),
+            "gradient": gradient,
+            "sums": self.cells.added(data, losses),
+            "loss": losses.sum() / size,
         }, state
+
+    def curvature(
+        self, broadcast: Tree, state: Tree, data: Examples, draws: Tree
+    ) -> tuple[dict[str, Tree], Tree]:
+        """Client function of a certificate: second derivatives `(P, P)` of its mean loss."""
+        exact = replace(data, x=data.x.double())
+        return {"curvature": affine_curvature(self.task, broadcast["params"], exact)}, state

@@ -46,7 +46,7 @@ class Cells:
 
     def counts(self, data: Examples) -> Tensor:
         """Real examples in each cell `(Z,)`, float64."""
-        return self._added(data, data.weight)
+        return self.added(data, data.weight)
 
     def losses(self, task: Task, params: Params, data: Examples) -> dict[str, Tensor]:
         """Sums of the losses of a model and numbers of examples, each `(Z,)`, float64."""
@@ -54,11 +54,12 @@ class Cells:
         x = data.x.to(precise) if data.x.is_floating_point() else data.x
         losses = task.losses(task.outputs(params, x), data.y)
         return {
-            "sums": self._added(data, losses * data.weight),
-            "counts": self._added(data, data.weight),
+            "sums": self.added(data, losses * data.weight),
+            "counts": self.added(data, data.weight),
         }
 
-    def _added(self, data: Examples, values: Tensor) -> Tensor:
+    def added(self, data: Examples, values: Tensor) -> Tensor:
+        """Sums `(Z,)` over cells of values `(n,)`, float64."""
         start = torch.zeros(len(self), dtype=torch.float64, device=values.device)
         return start.index_add(0, _cell(data, self.labels), values.to(torch.float64))
 

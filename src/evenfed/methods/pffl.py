@@ -42,13 +42,14 @@ from evenfed.methods.constrained import (
     BY_GROUP,
     CARRIED,
     COUNTED,
+    CURVED,
     FINAL,
     MEASURED,
     GroupConstrained,
 )
 from evenfed.methods.group_loss import cell_factors, counted, risks, seen_in
 from evenfed.methods.multipliers import Multipliers, Rule, climbed, first_climb
-from evenfed.methods.saddle import Saddle
+from evenfed.methods.saddle import CURVED_AT_MOST, LeastExcess, Saddle
 
 FIRST = (
     COUNTED,
@@ -80,14 +81,16 @@ class PFFL(GroupConstrained):
     scale_rate : bool
         Whether the rate is divided by `beta + |lambda|_1`.
     certify : Certify
-        What `Result.certificate` does.
+        What `Result.certificate` does; `curved` is for `reference="best"`, too.
     """
 
     name: ClassVar[str] = "pffl"
     title: ClassVar[str] = "PFFL"
     paper: ClassVar[str] = "Hu et al., SaTML 2024"
     exchanges: ClassVar[int] = 2
-    reveals: ClassVar[tuple[Reveal, ...]] = (*FIRST, *BY_GROUP, *CARRIED, *MEASURED, EVALUATION)
+    reveals: ClassVar[tuple[Reveal, ...]] = (
+        *FIRST, *BY_GROUP, *CARRIED, *MEASURED, CURVED, EVALUATION
+    )  # fmt: skip
     """Of all forms together; an instance has those of its own form."""
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {
         "lambda_bound": (1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
@@ -121,7 +124,8 @@ class PFFL(GroupConstrained):
             )
         alone = self.scope == "local" or self.sums == "piggyback"
         sums = FINAL if self.scope == "local" else (*CARRIED, *FINAL) if alone else BY_GROUP
-        object.__setattr__(self, "reveals", (*FIRST, *sums, *MEASURED, EVALUATION))
+        certified = (*MEASURED, CURVED) if self.certify.curved else MEASURED
+        object.__setattr__(self, "reveals", (*FIRST, *sums, *certified, EVALUATION))
         object.__setattr__(self, "exchanges", 1 if alone else 2)
 
     @property
@@ -132,6 +136,12 @@ class PFFL(GroupConstrained):
     def start(self, federation: Federation) -> Server:
         """The model; multipliers begin once the groups are counted."""
         problem = self.problem()
+        size = sum(leaf.numel() for leaf in trees.leaves(self.first))
+        if self.certify.curved and size > CURVED_AT_MOST:
+            raise ConfigError(
+                f"pffl: certify.curved asks clients for {size} x {size} numbers; models have at "
+                f"most {CURVED_AT_MOST} with it, so turn it off"
+            )
         none = torch.zeros_like(problem["counts"])
         return {
             **problem, "params": self.first, "average": self.first, "averaged": none.sum(),
@@ -143,7 +153,7 @@ class PFFL(GroupConstrained):
         """Before the first round: examples by cell, reference losses, first multipliers."""
         server = {**server, "counts": counted(federation, self.count)}
         if self.reference == "best":
-            saddle = Saddle(self, federation, server)
+            saddle = Saddle(self, federation, server, self.certify.curved)
             lowest = saddle.lowest_by_cell(saddle.vector(self.first))
             server["reference"] = torch.from_numpy(lowest)
         active = self.active(server)
@@ -295,10 +305,17 @@ class PFFL(GroupConstrained):
         }
 
     def certificate(
-        self, federation: Federation, server: Server, schema: Schema
+        self,
+        federation: Federation,
+        server: Server,
+        schema: Schema,
+        least: LeastExcess | None = None,
     ) -> GroupLossCertificate:
-        """What is proved about the model handed out, on training data."""
-        return certified(self, federation, server, schema)
+        """What is proved about the model handed out, on training data.
+
+        `least` is the least excess over these bounds, where it is known.
+        """
+        return certified(self, federation, server, schema, least)
 
 
 def _or_none(values: Tensor, active: Tensor) -> list[float | None]:

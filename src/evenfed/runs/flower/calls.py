@@ -125,6 +125,7 @@ class Asked:
         moments = 11 if task.kind == "regression" else 6  # see `Counts`
         limits = {
             "model": method.models * model,
+            "square": model * model,
             "part": model,
             "scalar": method.models,
             # by group, label and prediction, losses by group and label, moments by group
