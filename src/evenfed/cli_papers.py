@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 PROTOCOL = "published or sound; see the paper's page. By default the paper's first."
 REVIEWS = "focus, text: CSV or Parquet file with columns text and label (0 or 1)."
-ENCODER = "focus, text: hashing:2048, or sentence-transformers:MODEL with that package."
+ENCODER = (
+    "focus, text: encoder of its second column, e.g. sentence-transformers:MODEL; by default that "
+    "of an installed package, if there is one."
+)
 
 
 def command(

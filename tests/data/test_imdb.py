@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,10 +10,11 @@ import pytest
 import torch
 
 from evenfed.core.errors import ConfigError, DataError
+from evenfed.data.encoders import Hashing
 from evenfed.data.partition import IID
 from evenfed.data.sources import imdb
 
-ENCODE = imdb.Hashing(64)
+ENCODE = Hashing(64)
 
 
 def table(count: int, **columns: object) -> pd.DataFrame:
@@ -46,18 +45,18 @@ def test_every_training_review_is_dealt_once_and_the_test_set_stays_apart(films:
     assert (data.sizes("train") + data.sizes("val")).tolist() == [20, 20, 20]
     assert data.sizes("test").sum() == 30
     texts = pd.read_csv(films)["text"]
-    expected = torch.from_numpy(imdb.Hashing(4096)(texts[:60].tolist()))
+    expected = torch.from_numpy(Hashing(4096)(texts[:60].tolist()))
     dealt = torch.cat([part.x for c in data for part in (c.train, c.val)])
     assert torch.equal(dealt.unique(dim=0), expected.unique(dim=0))
     held = torch.cat([c.test.x for c in data])
     assert torch.equal(
         held.unique(dim=0),
-        torch.from_numpy(imdb.Hashing(4096)(texts[60:].tolist())).unique(dim=0),
+        torch.from_numpy(Hashing(4096)(texts[60:].tolist())).unique(dim=0),
     )
 
 
 def test_labels_stay_with_their_reviews(films: Path):
-    fine, dull = (imdb.Hashing(4096)([word])[0] != 0 for word in ("fine", "dull"))
+    fine, dull = (Hashing(4096)([word])[0] != 0 for word in ("fine", "dull"))
     for client in imdb.load(clients=2, partition=IID(), encoder="hashing:4096"):
         for part in (client.train, client.val, client.test):
             assert torch.equal((part.x[:, fine] != 0).any(1), part.y == 1)
@@ -119,28 +118,6 @@ def test_options_out_of_range_are_refused(films: Path):
         imdb.load(val=1.0)
     with pytest.raises(ConfigError, match="cannot read encoder 'hash'"):
         imdb.load(encoder="hash")
-
-
-def test_an_encoder_without_its_package_is_refused_not_replaced(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ConfigError, match="needs the package sentence-transformers"):
-        imdb.encoder_of("sentence-transformers:small")
-
-
-def test_a_sentence_encoder_is_asked_for_vectors_of_length_one(monkeypatch: pytest.MonkeyPatch):
-    class Model:
-        def __init__(self, name: str) -> None:
-            assert name == "small"
-
-        def encode(self, texts: list[str], normalize_embeddings: bool) -> list[list[float]]:
-            assert normalize_embeddings
-            return [[float(len(text)), 0.0] for text in texts]
-
-    package = SimpleNamespace(SentenceTransformer=Model)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
-    made = imdb.encoder_of("sentence-transformers:small")(["ab", "c"])
-    assert made.dtype == np.float32
-    assert made.tolist() == [[2.0, 0.0], [1.0, 0.0]]
 
 
 @pytest.mark.data

@@ -39,7 +39,7 @@ def test_all_figures_of_the_tables_are_there():
     counts = {table.key: len(published("focus", table.key)) for table in paper("focus").tables}
     # rows x metrics: 6 x (2 + 3 + 3); 2 x 6 x 2; 8 x 3; 7 x 3; three numbers of the text; 6 x 3
     assert counts == {
-        "table1": 48, "table2": 24, "table4": 24, "table6": 21, "figure1": 3, "table1_text": 18
+        "table1": 48, "table2": 24, "table4": 24, "table6": 21, "figure1": 3, "table1_text": 36
     }  # fmt: skip
 
 
@@ -159,7 +159,20 @@ def test_the_command_hands_the_named_set_on(monkeypatch: pytest.MonkeyPatch):
             encoder="hashing:8",
         )  # fmt: skip
     monkeypatch.setenv(focus.REVIEWS, "")
-    assert focus._text_jobs(FULL)[0].settings["data"]["encoder"] == "hashing:8"
+    jobs = focus._text_jobs(FULL)
+    assert {(job.column, job.settings["data"]["encoder"]) for job in jobs} == {
+        ("text", "hashing:2048"), ("sentences", "hashing:8"),
+    }  # fmt: skip
+
+
+def test_sentences_are_a_column_where_an_encoder_is_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(focus.REVIEWS, "")
+    monkeypatch.setenv(focus.ENCODER, "")
+    for installed, columns in ((None, {"text"}), ("package:one", {"text", "sentences"})):
+        monkeypatch.setattr(focus, "installed_encoder", lambda found=installed: found)
+        assert {job.column for job in focus._text_jobs(FULL)} == columns
+        # the quick version is the same on every machine
+        assert {job.column for job in focus._text_jobs(replace(FULL, quick=True))} == {"text"}
 
 
 def test_text_takes_the_set_that_is_named_and_keeps_its_checksum_not_its_path(

@@ -7,8 +7,6 @@ their own beside clients with the reviews of a file that the user names.
 from __future__ import annotations
 
 import gzip
-import importlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from evenfed.core.errors import ConfigError, DataError
 from evenfed.core.examples import Examples
 from evenfed.data.dataset import ClientData, FederatedDataset, Schema
+from evenfed.data.encoders import Encoder, encoder_of
 from evenfed.data.files import locate
 from evenfed.data.partition import IID, Dirichlet, Partitioner, PartitionInput, Rows
 from evenfed.data.registry import SourceInfo
@@ -44,9 +43,6 @@ FILE = ("imdb_12k.csv.gz", "fb5d69c7614ff0c341f7867ec9fe9a88fea8166e20d1a49db93c
 CLASSES = ("negative", "positive")
 CLIENTS, FILM_CLIENTS = 10, 3
 
-Encoder = Callable[[Sequence[str]], NDArray[np.float32]]
-"""Turns texts into vectors `(n, d)` without having seen any."""
-
 
 def load(
     *,
@@ -70,7 +66,8 @@ def load(
     seed : int
     encoder : str
         "hashing:D", a bag of words in D places by a fixed hash, of length 1, which learns nothing
-        from the texts; or "sentence-transformers:MODEL", with that package installed.
+        from the texts; "sentence-transformers:MODEL", with that package installed; or
+        "package:NAME", the model that an installed package of that name carries.
     others : path, optional
         CSV (.gz too) or Parquet file with columns `text` and `label` (0 or 1). It is dealt evenly
         to `other_clients`, as many reviews to each as a client with film reviews has on average,
@@ -170,62 +167,6 @@ def deal(
         ]
         made.append(ClientData(name.replace("client", prefix or "client"), *splits))
     return made
-
-
-@dataclass(frozen=True)
-class Hashing:
-    """Words counted in `size` places by a fixed hash with signs, scaled to length 1."""
-
-    size: int
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of the texts."""
-        from sklearn.feature_extraction.text import HashingVectorizer
-
-        plain = [text.replace("<br />", " ") for text in texts]
-        made = HashingVectorizer(n_features=self.size, dtype=np.float32).transform(plain)
-        dense: NDArray[np.float32] = made.toarray()
-        return dense
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """Embeddings of a pretrained model of the package sentence-transformers, of length 1."""
-
-    model: str
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of the texts."""
-        package = importlib.import_module("sentence_transformers")
-        made = package.SentenceTransformer(self.model).encode(
-            list(texts), normalize_embeddings=True
-        )
-        return np.asarray(made, dtype=np.float32)
-
-
-def encoder_of(text: str) -> Encoder:
-    """Read an encoder's name; refuses one whose package is not installed.
-
-    Examples
-    --------
-    >>> encoder_of("hashing:512")(["good, good film", "bad film"]).shape
-    (2, 512)
-    """
-    kind, _, rest = text.partition(":")
-    if kind == "hashing" and rest.isdigit() and int(rest) > 0:
-        return Hashing(int(rest))
-    if kind == "sentence-transformers" and rest:
-        try:
-            importlib.import_module("sentence_transformers")
-        except ImportError as error:
-            raise ConfigError(
-                f"encoder '{text}' needs the package sentence-transformers, which is not "
-                "installed; use 'hashing:2048'"
-            ) from error
-        return Sentences(rest)
-    raise ConfigError(
-        f"cannot read encoder '{text}'; write 'hashing:2048' or 'sentence-transformers:MODEL'"
-    )
 
 
 def _subsampled(reviews: Reviews, examples: int | None, seed: int) -> Reviews:
