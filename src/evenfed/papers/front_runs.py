@@ -52,7 +52,7 @@ def run(job: Job) -> Outcome:
         return _convergence(job.rows[0], settings, data)
     points = [_single(settings, knob, data) for knob in settings["knobs"]]
     own = [np.stack(client) for client in zip(*(p[0] for p in points), strict=True)]
-    return _outcome({settings["method"]: (own, np.stack([p[1] for p in points]))})
+    return _outcome({job.rows[0]: (own, np.stack([p[1] for p in points]))})
 
 
 def _outcome(found: dict[str, tuple[list[FloatArray], FloatArray]]) -> Outcome:
@@ -95,9 +95,10 @@ def _preferred(
 def _convergence(row: str, settings: dict[str, Any], data: FederatedDataset) -> Outcome:
     method = HetPFL(psa=settings["psa"], phf="none", **front_options(settings))
     model = partial(mlp, data.schema.shape[0], 2, (settings["hidden"],) * 2)
-    curve = followed(method, data, model, settings["rounds"], settings["seed"])
-    last = len(curve)
-    values = {f"round_{t}": curve[min(t, last) - 1][1] for t in CHECKPOINTS}
+    curve, tight = followed(method, data, model, settings["rounds"], settings["seed"])
+    at = {t: min(t, len(curve)) - 1 for t in CHECKPOINTS}
+    values = {f"round_{t}": curve[i][1] for t, i in at.items()}
+    values |= {f"tight_{t}": tight[i] for t, i in at.items()}
     return Outcome({row: values}, curves={row: curve})
 
 
