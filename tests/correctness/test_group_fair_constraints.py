@@ -268,6 +268,22 @@ def test_fcfl_programmes() -> None:
     assert bound > 10
 
 
+@pytest.mark.proves(
+    "fcfl", "a disparity whose gradient is tiny beside the losses' binds all the same"
+)
+def test_fcfl_keeps_a_tiny_disparity_from_growing() -> None:
+    """Five losses, and a disparity a million times less steep that their mean would raise."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        rows = rng.random((5, 8))
+        tiny = -3e-6 * rows.mean(0) + 1e-7 * rng.normal(size=8)
+        rows = np.vstack([rows, tiny])
+        a = stage_two(torch.tensor(rows)).numpy()
+        assert a.sum() == pytest.approx(1)
+        lengths = np.linalg.norm(rows, axis=1)
+        assert (rows @ (a @ rows) >= -1e-6 * lengths * lengths.max()).all()
+
+
 @pytest.mark.parametrize(
     "method",
     [

@@ -29,7 +29,8 @@ def best_mix(gain: Tensor, keep: Tensor | None = None, largest: float = 1.0) -> 
     from scipy.optimize import linprog
 
     gain = gain.double().cpu()
-    bounds = None if keep is None else -_scaled(keep.double().cpu()).numpy()
+    # each by itself: the solver takes a row that is tiny beside the others for zeros
+    bounds = None if keep is None else -torch.stack([*map(_scaled, keep.double().cpu())]).numpy()
     found = linprog(
         -_scaled(gain).numpy(),
         A_ub=bounds,
