@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from evenfed.data.registry import load
 from evenfed.engines.federation import EngineOptions
 from evenfed.methods.hetpfl import HetPFL
 from evenfed.papers import fronts
-from evenfed.papers.convergence import MODELS, followed
+from evenfed.papers.convergence import MODELS, Watch, followed
 from evenfed.papers.front_runs import front_options, fused
 from evenfed.papers.pffl import worst
 from evenfed.runs.train import train
@@ -86,13 +87,33 @@ def test_fusing_afterwards_is_training_with_a_fusion(small: FederatedDataset) ->
 def test_convergence_ends_at_the_front_of_the_trained_run(small: FederatedDataset) -> None:
     method = HetPFL(phf="none", **front_options(SETTINGS))
     model = partial(mlp, 3, 2, (4, 4))
-    curve, tight = followed(method, small, model, rounds=2, seed=0)
+    watch = Watch()
+    followed(method, small, model, 2, 0, watch)
+    curve, tight = watch.curve, watch.tight
     result = train(method, small, rounds=2, model=model, engine=ENGINE)
     ends = [result.front("val", k, models=MODELS) for k in range(3)]
     assert [point[0] for point in curve] == [1.0, 2.0]
     assert curve[-1][1] == pytest.approx(float(np.mean([end.hypervolume() for end in ends])))
     near = [end.hypervolume((1.0, 0.1)) / 0.1 for end in ends]
     assert tight[-1] == pytest.approx(float(np.mean(near)))
+
+
+def test_the_best_round_on_validation_data_is_kept(small: FederatedDataset) -> None:
+    """A run that keeps its best round ends as one that stopped there; at a rate that overshoots."""
+    options = front_options(SETTINGS)
+    options["local"] = replace(options["local"], lr=0.3)
+    method, model = HetPFL(phf="none", **options), partial(mlp, 3, 2, (4, 4))
+    early = 0
+    for seed in range(4):
+        watch = Watch(keep_best=True)
+        kept = followed(method, small, model, 4, seed, watch)
+        best = int(np.argmax([point[1] for point in watch.curve])) + 1
+        early += best < 4
+        stopped = followed(method, small, model, best, seed, None)
+        (own, whole), (theirs, united) = map(fronts.of_preferences, (kept, stopped))
+        for a, b in zip([*own, whole], [*theirs, united], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+    assert early, "the last round was the best in all runs, which shows nothing"
 
 
 def test_the_largest_group_loss_is_that_of_the_groups_examples(small: FederatedDataset) -> None:

@@ -16,12 +16,12 @@ from evenfed.engines.federation import EngineOptions
 from evenfed.methods.hetpfl import HetPFL
 from evenfed.metrics.client import FloatArray
 from evenfed.papers import fronts
-from evenfed.papers.convergence import followed
+from evenfed.papers.convergence import Watch, followed
 from evenfed.papers.recipe import Job, Outcome
 from evenfed.runs.result import Result
 from evenfed.runs.train import train
 
-LOCAL = {"lr": 0.005, "batch": 128, "optimizer": "adam", "weight_decay": 1e-4}
+LOCAL: dict[str, Any] = {"lr": 0.005, "batch": 128, "optimizer": "adam", "weight_decay": 1e-4}
 CHECKPOINTS = (1, 3, 5, 10, 15)
 
 
@@ -60,22 +60,14 @@ def _outcome(found: dict[str, tuple[list[FloatArray], FloatArray]]) -> Outcome:
     return Outcome(values, curves={row: fronts.curve(whole) for row, (_, whole) in found.items()})
 
 
-def _trained(method: Any, settings: dict[str, Any], data: FederatedDataset, **more: Any) -> Result:
-    front = settings["kind"] == "front"
-    layers = (settings["hidden"],) * (2 if front else 1)
-    return train(
-        method, data, rounds=settings["rounds"], seed=settings["seed"], evaluate_every=0,
-        model=partial(mlp, data.schema.shape[0], 2, layers),
-        engine=EngineOptions("vectorized", workers=1), **more,
-    )  # fmt: skip
-
-
 def _single(
     settings: dict[str, Any], knob: dict[str, Any], data: FederatedDataset
 ) -> tuple[FloatArray, FloatArray]:
-    result = _trained(
-        settings["method"], settings, data, **LOCAL, epochs=settings["epochs"], **knob
-    )
+    result = train(
+        settings["method"], data, rounds=settings["rounds"], seed=settings["seed"],
+        evaluate_every=0, model=partial(mlp, data.schema.shape[0], 2, (settings["hidden"],)),
+        engine=EngineOptions("vectorized", workers=1), **LOCAL, epochs=settings["epochs"], **knob,
+    )  # fmt: skip
     return fronts.of_one_model(result)
 
 
@@ -83,8 +75,7 @@ def _preferred(
     settings: dict[str, Any], data: FederatedDataset
 ) -> dict[str, tuple[list[FloatArray], FloatArray]]:
     """One training, and both ways to a global front: the mean of the hypernetworks, and PHF."""
-    method = HetPFL(psa=settings["psa"], phf="none", **front_options(settings))
-    result = _trained(method, settings, data)
+    result = _followed(settings, data, Watch(keep_best=True) if "round" in settings else None)
     names = ("psa", "hetpfl") if settings["psa"] else ("praffl", "phf")
     return {
         names[0]: fronts.of_preferences(result),
@@ -93,13 +84,20 @@ def _preferred(
 
 
 def _convergence(row: str, settings: dict[str, Any], data: FederatedDataset) -> Outcome:
-    method = HetPFL(psa=settings["psa"], phf="none", **front_options(settings))
-    model = partial(mlp, data.schema.shape[0], 2, (settings["hidden"],) * 2)
-    curve, tight = followed(method, data, model, settings["rounds"], settings["seed"])
+    watch = Watch()
+    _followed(settings, data, watch)
+    curve, tight = watch.curve, watch.tight
     at = {t: min(t, len(curve)) - 1 for t in CHECKPOINTS}
     values = {f"round_{t}": curve[i][1] for t, i in at.items()}
     values |= {f"tight_{t}": tight[i] for t, i in at.items()}
     return Outcome({row: values}, curves={row: curve})
+
+
+def _followed(settings: dict[str, Any], data: FederatedDataset, watch: Watch | None) -> Result:
+    """Clients with a head each, PSA as the settings have it."""
+    method = HetPFL(psa=settings["psa"], phf="none", **front_options(settings))
+    model = partial(mlp, data.schema.shape[0], 2, (settings["hidden"],) * 2)
+    return followed(method, data, model, settings["rounds"], settings["seed"], watch)
 
 
 def front_options(settings: dict[str, Any]) -> dict[str, Any]:
