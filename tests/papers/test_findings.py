@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from scipy import stats
 
+from evenfed.methods.registry import methods
 from evenfed.papers import store
-from evenfed.papers.pages import verdicts
+from evenfed.papers.pages import judgements, verdicts
 from evenfed.papers.recipe import paper
 
 RESULTS = Path(__file__).parents[2] / "papers" / "results"
@@ -44,87 +44,137 @@ def interval(differences: list[float]) -> tuple[float, float]:
     return float(np.mean(differences) - half), float(np.mean(differences) + half)
 
 
+ONE_LABEL = {
+    "compas_cbgl1": (0.563, 0.283),
+    "compas_cbgl0": (0.775, 0.388),
+    "acs_cbgl1": (1.000, 0.553),
+    "acs_cbgl0": (0.331, 0.174),
+    "acs_all_cbgl1": (0.942, 0.517),
+    "acs_all_cbgl0": (0.348, 0.179),
+}
+
+
 def test_pffl_and_losses_among_people_with_one_label() -> None:
     found = stored("pffl-figure2-sound")
-    said = {
-        "compas_cbgl1": (0.563, 0.283),
-        "compas_cbgl0": (0.775, 0.388),
-        "acs_cbgl1": (1.034, 0.615),
-        "acs_cbgl0": (0.340, 0.183),
-    }
-    costs, excess = [], []
-    for column, (before, after) in said.items():
+    costs, moved = [], []
+    for column, (before, after) in ONE_LABEL.items():
         for row, value in (("fedavg", before), ("global_1_2", after)):
-            assert mean(found, column, row, "worst") == pytest.approx(value, abs=0.00051)
+            assert round(mean(found, column, row, "worst"), 3) == value
+        assert told(found, column, "global_1_2", "fedavg", "worst") == -1
         error = mean(found, column, "fedavg", "error")
         costs.append(mean(found, column, "global_1_2", "error") - error)
-        excess.append(mean(found, column, "global_1_2", "violation"))
-    assert (round(min(costs), 3), round(max(costs), 3)) == (0.035, 0.117)
-    assert max(excess) < 0.008
-    runs = [v["violation"] for c in said for v in found[c, "global_1_2"]]
-    assert round(max(runs), 3) == 0.020
+        weighted = mean(found, column, "weighted", "worst")
+        moved.append(weighted - mean(found, column, "fedavg", "worst"))
+    assert (round(min(costs), 3), round(max(costs), 3)) == (0.036, 0.117)
+    assert max(map(abs, moved)) < 0.085
+    assert sum(value > 0 for value in moved) == 3
     assert round(mean(found, "compas_cbgl0", "global_1_4", "error"), 3) == 0.528
+    excess = {
+        (c, row): mean(found, c, row, "violation")
+        for c, row in found
+        if c in ONE_LABEL and row.startswith("global")
+    }
+    assert round(excess.pop(("acs_cbgl0", "global_1_2")), 3) == 0.012
+    assert max(excess.values()) < 0.005
 
 
 def test_certificates_of_pffl() -> None:
-    points, certified = 0, 0
+    points: set[tuple[str, str, str]] = set()
+    words: list[str] = []
+    gaps: list[float] = []
+    excess: list[float] = []
     for name in ("figure2", "figure3"):
         text = (RESULTS / f"pffl-{name}-sound.json").read_text(encoding="utf-8")
-        facts: dict[tuple[str, str], bool] = {}
         for run in json.loads(text)["runs"]:
-            for row in run["values"]:
+            for row, values in run["values"].items():
                 if row.startswith(("global", "local", "bgl", "cbgl")):
-                    facts[run["column"], row] = row in run.get("facts", {})
-        points, certified = points + len(facts), certified + sum(facts.values())
-    assert (certified, points) == (18, 50)
+                    points.add((name, run["column"], row))
+                    words.append(run["facts"][row]["bounds"])
+                if row.startswith("global"):
+                    gaps.append(values["gap"])
+                    excess.append(10 * max(values["violation"], 0.0))
+    assert (len(points), len(words), set(words)) == (54, 258, {"feasible"})
+    assert (round(float(np.median(gaps)), 3), round(max(gaps), 3)) == (0.016, 0.129)
+    largest = np.argsort(gaps)[-5:]
+    assert sum(excess[i] > 0.5 * gaps[i] for i in largest) >= 4
 
 
-def test_gaps_of_fcfl() -> None:
+def test_gaps_of_pffl_and_of_methods_made_for_them() -> None:
     found = stored("pffl-figure3-sound")
-    told_apart = {
-        (column, metric)
+    bounded = [row for column, row in found if column == "acs" and row.startswith(("bgl", "cbgl"))]
+    narrowed = {
+        (column, row, metric)
         for column in ("compas", "acs")
-        for row, metric in (("fcfl_dp", "dp"), ("fcfl_eo", "eo"))
+        for row in bounded
+        for metric in ("dp", "eo")
+        if told(found, column, row, "fedavg", metric) < 0
+    }
+    assert narrowed == {("acs", "cbgl_1_4", "dp"), ("acs", "cbgl_1_4", "eo")}
+    figures = [
+        round(mean(found, "acs", row, metric), 3)
+        for metric in ("dp", "eo")
+        for row in ("fedavg", "cbgl_1_4")
+    ]
+    assert figures == [0.195, 0.166, 0.236, 0.138]
+    cost = mean(found, "acs", "cbgl_1_4", "error") - mean(found, "acs", "fedavg", "error")
+    assert round(cost, 3) == 0.015
+    for row, said in (("fedavg", [0.137, 0.195]), ("fedfb_high", [0.047, 0.089]),
+                      ("fedfair", [0.059, 0.059])):  # fmt: skip
+        assert [round(mean(found, c, row, "dp"), 3) for c in ("compas", "acs")] == said
+    costs = [
+        mean(found, c, row, "error") - mean(found, c, "fedavg", "error")
+        for c in ("compas", "acs")
+        for row in ("fedfb_high", "fedfair")
+    ]
+    assert (round(min(costs), 3), round(max(costs), 3)) == (0.053, 0.083)
+    told_apart = {
+        (column, row, metric)
+        for column in ("compas", "acs")
+        for row in ("fcfl_dp", "fcfl_eo")
+        for metric in ("dp", "eo")
         if told(found, column, row, "fedavg", metric)
     }
-    assert told_apart == {("compas", "eo")}
+    assert told_apart == {("compas", "fcfl_eo", "dp")}
+    results = store.read(RESULTS / "pffl-figure3-sound.json")
+    judged = judgements(paper("pffl").table("figure3"), results)
+    words = [word for _, _, word in judged]
+    assert [words.count(w) for w in ("holds", "fails", "not told apart")] == [3, 4, 9]
 
 
 def test_pffl_and_losses_of_whole_groups() -> None:
     found = stored("pffl-figure2-sound")
-    for column, room in (("compas_bgl", 0.001), ("acs_bgl", 0.014)):
-        bounds = [mean(found, column, f"global_{part}_4", "bound") for part in (1, 3)]
-        assert round(2 * (bounds[1] - bounds[0]), 3) == room
-        for part in ("1_4", "1_2", "3_4"):
-            assert mean(found, column, f"global_{part}", "violation") < 0.0021
-            assert mean(found, column, f"global_{part}", "worst") >= mean(
-                found, column, "fedavg", "worst"
-            )
-    everyone = [mean(found, "acs_all_bgl", row, "worst") for row in ("global_none", "fedavg")]
-    assert [round(value, 3) for value in everyone] == [0.453, 0.452]
+    rooms = {"compas_bgl": 0.001, "acs_bgl": 0.004, "acs_all_bgl": 0.002}
+    for column, room in rooms.items():
+        top, bound = (
+            mean(found, column, *cell)
+            for cell in (("fedavg", "worst_train"), ("global_1_2", "bound"))
+        )
+        assert round(2 * (top - bound), 3) == room
+        for row in (row for c, row in found if c == column and row.startswith("global")):
+            assert mean(found, column, row, "violation") < 0.00255
+            assert told(found, column, row, "fedavg", "worst") >= 0
+    everyone = [mean(found, "acs_all_bgl", row, "worst") for row in ("global_1_2", "fedavg")]
+    assert [round(value, 3) for value in everyone] == [0.454, 0.452]
+    assert told(found, "acs_all_bgl", "global_1_2", "fedavg", "worst") == 1
 
 
 def test_global_and_local_bounds_of_pffl() -> None:
     found = stored("pffl-figure2-sound")
-    pairs = [(c, row) for c, row in found if row.startswith("global")]
-    costs, lower = [], []
-    for column, row in pairs:
-        other = row.replace("global", "local")
-        costs.append(mean(found, column, other, "error") - mean(found, column, row, "error"))
-        if "cbgl" in column:
-            lower.append(mean(found, column, other, "worst") < mean(found, column, row, "worst"))
-    assert len(costs) == 19
-    beyond = [told(found, c, row.replace("global", "local"), row, "error") for c, row in pairs]
-    assert (beyond.count(1), beyond.count(-1)) == (13, 0)
-    larger = [
-        told(found, c, row, row.replace("global", "local"), "worst")
-        for c, row in pairs
-        if "cbgl" in c
-    ]
-    assert larger.count(1) == 5
+    pairs = [(c, row, row.replace("global", "local")) for c, row in found if "global" in row]
+    costs = [mean(found, c, own, "error") - mean(found, c, row, "error") for c, row, own in pairs]
+    assert len(costs) == 21
     assert min(costs) > 0
-    assert round(max(costs), 3) == 0.039
-    assert (sum(lower), len(lower)) == (9, 12)
+    assert round(max(costs), 3) == 0.038
+    beyond = [told(found, c, own, row, "error") for c, row, own in pairs]
+    assert (beyond.count(1), beyond.count(-1)) == (18, 0)
+    label = [pair for pair in pairs if "cbgl" in pair[0]]
+    lower = [mean(found, c, own, "worst") < mean(found, c, row, "worst") for c, row, own in label]
+    assert (sum(lower), len(lower)) == (11, 14)
+    smaller = [told(found, c, own, row, "worst") for c, row, own in label]
+    assert (smaller.count(-1), smaller.count(1)) == (8, 0)
+    for column in ("compas_bgl", "acs_bgl"):
+        for metric in ("worst", "error"):
+            assert told(found, column, "global_1_2", "local_1_2", metric) == -1
 
 
 def test_table_1_of_focus() -> None:
@@ -330,7 +380,7 @@ def of_one_model(name: str, *columns: str) -> list[Means]:
         {
             row: {m: mean(found, c, row, m) for m in ("mean", "variance", "worst")}
             for c, row in found
-            if c == column and row != "ditto"
+            if c == column and row not in ("ditto", "lp_proj")
         }
         for column in columns
     ]
@@ -351,12 +401,34 @@ def figures(column: Means, row: str) -> tuple[float, ...]:
 
 def test_fedeba_on_mnist() -> None:
     shards, dirichlet = of_one_model("fedeba-mnist-sound", "mnist-shards", "mnist-dirichlet")
-    assert figures(shards, "prac_fedeba")[1:] == (23.8, 80.2)
-    assert figures(shards, "fedavg")[1:] == (39.2, 76.0)
-    assert is_best(shards, "prac_fedeba")
+    assert figures(shards, "prac_fedeba") == (91.6, 22.3, 81.1)
+    assert figures(shards, "fedavg") == (90.8, 36.3, 77.2)
+    assert figures(dirichlet, "prac_fedeba") == (95.5, 6.2, 89.4)
+    assert figures(dirichlet, "fedavg") == (94.6, 9.5, 87.6)
+    assert figures(shards, "fedfv") == (94.1, 11.5, 86.2)
+    assert is_best(shards, "fedfv")
     assert is_best(dirichlet, "prac_fedeba")
-    behind = [c["fedavg"]["mean"] - c["fedeba"]["mean"] for c in (shards, dirichlet)]
-    assert [round(value, 1) for value in behind] == [4.4, 2.5]
+    assert figures(dirichlet, "fedeba")[0] == 94.6
+    assert figures(shards, "fedeba")[1] == 94.1
+    assert round(shards["fedavg"]["mean"] - shards["fedeba"]["mean"], 1) == 3.9
+    found = stored("fedeba-mnist-sound")
+    for metric in ("mean", "variance", "worst"):
+        for column in ("mnist-shards", "mnist-dirichlet"):
+            for row in ("fedeba", "prac_fedeba"):
+                assert told(found, column, row, "fedavg", metric) == 0
+    assert told(found, "mnist-shards", "fedfv", "fedavg", "mean") == 1
+    assert told(found, "mnist-shards", "fedfv", "fedavg", "worst") == 1
+
+
+def test_mild_options_win_where_the_mean_decides() -> None:
+    text = (RESULTS / "fedeba-mnist-sound.json").read_text(encoding="utf-8")
+    chosen: dict[str, set[str]] = {}
+    for run in json.loads(text)["runs"]:
+        for row, facts in run["facts"].items():
+            chosen.setdefault(row, set()).add(facts["chosen"])
+    assert all("q=0.001" in words for words in chosen["qffl"])
+    assert min(methods()["qffl"].grid["q"]) == 0.001
+    assert chosen["fedprox"] == {"lr=0.2", "lr=0.4, mu=0.001"}
 
 
 def test_fedeba_on_fashion_mnist() -> None:
@@ -396,17 +468,6 @@ def test_ablation_of_fedeba() -> None:
     for row, lost in (("theta-30", 3.9), ("alpha-0.1", 1.3), ("alpha-0.9", 4.7)):
         gap = mean(found, column, "both", "mean") - mean(found, column, row, "mean")
         assert round(gap, 1) == lost
-
-
-def test_what_tuning_did_to_fedeba() -> None:
-    found = stored("fedeba-mnist-sound")
-    columns = ("mnist-shards", "mnist-dirichlet")
-    for row, said in (("term", [1.8, 2.2]), ("eba", [2.3, 3.4])):
-        lost = [mean(found, c, "fedavg", "mean") - mean(found, c, row, "mean") for c in columns]
-        assert [round(value, 1) for value in lost] == said
-    for name, column in (("mnist", "mnist-shards"), ("fashion", "fashion-dirichlet")):
-        for metric in ("mean", "variance", "worst"):
-            assert told(stored(f"fedeba-{name}-sound"), column, "prac_fedeba", "fedfv", metric) == 0
 
 
 def test_noise_and_caps_of_fedeba() -> None:

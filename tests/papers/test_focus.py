@@ -141,6 +141,19 @@ def test_focus_finds_the_outlier_that_fedavg_fails():
     assert found.values["focus"]["faa"] < 0.02
 
 
+def test_the_limits_of_qffl_that_the_reasons_name():
+    """Nine clients at 0 and one at 1, noise 0.01: the best point between them by calculus."""
+    for q, loss, spread in ((1, 0.148, 0.361), (10, 0.239, 0.054)):
+        x = np.linspace(0, 1, 100_001)
+        near, far = 0.01 + x**2, 0.01 + (1 - x) ** 2
+        best = np.argmin(9 * near ** (q + 1) + far ** (q + 1))
+        assert (9 * near[best] + far[best]) / 10 == pytest.approx(loss, abs=5e-4)
+        assert far[best] - near[best] == pytest.approx(spread, abs=5e-4)
+        reason = focus.REASONS[f"published/qffl_{q}/synthetic/*"]
+        assert f"{loss}" in reason
+        assert f"{spread}" in reason
+
+
 def test_text_without_a_second_set_is_refused_by_the_option(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(focus.REVIEWS, raising=False)
     with pytest.raises(DataError, match="--reviews"):

@@ -177,29 +177,3 @@ def test_what_is_said_of_table_2_with_redrawn_splits_is_what_is_stored() -> None
     assert [tight("hetpfl", c) for c in ("0.1", "5", "1000")] == [0.403, 0.645, 0.642]
     assert {tight("constant", c) for c in ("0.1", "5", "1000")} == {0.6}
     assert {round(tight("ceiling", c), 2) for c in ("0.1", "5", "1000")} == {0.73}
-
-
-def test_what_is_said_of_pffl_and_gaps_of_rates_is_what_is_stored() -> None:
-    """The figures in the findings on Figure 3, means over seeds of (error, gap)."""
-    text = (RESULTS / "pffl-figure3-sound.json").read_text(encoding="utf-8")
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for run in json.loads(text)["runs"]:
-        for row, values in run["values"].items():
-            found.setdefault((run["column"], row), []).append((values["error"], values["dp"]))
-    means = {key: np.mean(values, axis=0) for key, values in found.items()}
-    costs, pffl = [], []
-    for column, plain, fedfb, fedfair in (
-        ("compas", 0.137, 0.047, 0.059),
-        ("acs", 0.213, 0.107, 0.127),
-    ):
-        error, gap = means[column, "fedavg"]
-        assert [round(means[column, row][1], 3) for row in ("fedavg", "fedfb_high", "fedfair")] == [
-            plain, fedfb, fedfair
-        ]  # fmt: skip
-        costs += [means[column, row][0] - error for row in ("fedfb_high", "fedfair")]
-        own = [v for (c, row), v in means.items() if c == column and "bgl" in row]
-        pffl += [(v[0] - error, abs(v[1] - gap)) for v in own]
-    assert len(pffl) == 12
-    assert max(away for _, away in pffl) < 0.01
-    assert round(max(cost for cost, _ in pffl), 3) == 0.015
-    assert (round(min(costs), 3), round(max(costs), 3)) == (0.038, 0.083)

@@ -213,7 +213,7 @@ OTHER_DATA = "the sound protocol has other clients, redrawn splits and wider net
 INCOMPARABLE = {
     "sound/*": OTHER_DATA,
     "published/lft_*": "by the public code fairness is off in LFT+FedAvg, the global figure of "
-    "LFT+Ensemble is of an untrained network, and the two rows are swapped in print",
+    "LFT+Ensemble is of an untrained network, and on SYNTHETIC the two rows are swapped in print",
     "published/fairfed/*": "the public code leaves a weight out of the mean of the models, whose "
     "parameters then grow by half in every round",
     "published/agnosticfair/*": "the public code trains one penalised model on pooled data, "
@@ -233,8 +233,8 @@ REASONS = {
     "uniform preferences, in which a reused counter turns most steps of the head into plain "
     "training; here every step is PraFFL's.",
     "published/hetpfl/300/local_hypervolume": "HetPFL, 300 clients, local: the public code makes "
-    "three clients whatever is asked for, so that the printed figure is of clients with a hundred "
-    "times as much data.",
+    "three clients whatever is asked for, so that the printed figure cannot be made with it; what "
+    "clients it is of is not known.",
     "published/hetpfl/*": HEADS,
     "published/psa/*": HEADS,
     "published/phf/*": HEADS,

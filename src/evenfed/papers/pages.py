@@ -30,9 +30,10 @@ RULE = (
     "there is one and by half a unit of the last digit; outside, ours is *better* or *worse*. "
     "Where a paper says of how many runs its figure is the mean and prints no spread (HetPFL: "
     "three), those are taken to scatter as ours do, and the interval is that of a difference of "
-    "means. An ordering *holds* if the differences within seeds have a 95 % interval above 0, "
-    "*fails* if below; these intervals are not corrected for their number: of forty orderings of "
-    "equals, one holds and one fails by chance."
+    "means; where it says neither (FOCUS), the printed figure is taken to be exact. An ordering "
+    "*holds* if the differences within seeds have a 95 % interval above 0, *fails* if below; these "
+    "intervals are not corrected for their number: of forty orderings of equals, one holds and one "
+    "fails by chance."
 )
 
 HOUR = 60
@@ -259,12 +260,21 @@ def _section(table: Table, results: Results) -> list[str]:
         f"```console\n$ {command(results)}\n```",
         f"Seeds {seeds}; {len(results.runs)} runs, {results.minutes:.1f} minutes of processor time "
         f"in all ({processes} {'process' if processes == 1 else 'processes'}); "
-        f"torch {results.versions.get('torch', '?')}.",
+        f"torch {results.versions.get('torch', '?')}.{_codes(results)}",
         *([] if store.is_current(table, results) else [OLDER]),
         table_text(table, results),
     ]
     found += [f"![{title}](figures/{name})" for title, name, _ in drawn(table, results)]
     return found
+
+
+def _codes(results: Results) -> str:
+    """Where runs were made by several versions of the code: how many by each."""
+    counts = Counter(run.code for run in results.runs)
+    if len(counts) == 1:
+        return ""
+    each = ", ".join(f"{n} by {code or 'older ones'}" for code, n in counts.most_common())
+    return f" Versions of the code: {each}."
 
 
 def drawn(table: Table, results: Results) -> list[tuple[str, str, str]]:

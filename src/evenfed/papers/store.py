@@ -26,6 +26,8 @@ from evenfed.runs.config import versions
 from evenfed.runs.folder import write_atomically
 
 FOLDER = Path("papers")
+FILES = ("reviews",)
+"""Settings that are checksums of files that the user named."""
 
 
 def stem(paper: str, table: str, setting: Setting) -> str:
@@ -259,14 +261,22 @@ def finished(job: Job, outcome: Outcome, seconds: float) -> Run:
 def is_current(table: Table, results: Results) -> bool:
     """Whether a table would be run with the settings it was run with, and all of it was measured.
 
-    Tables that need a file of the user's are taken to be.
+    Where it takes files of the user's, whatever they are, and what more was run with them.
     """
-    if table.options:
-        return True
     if not all(run.measured for run in results.runs):
         return False
     wanted = {job.key: _plain(job.settings) for job in table.jobs(results.setting)}
-    return wanted == {run.job: run.settings for run in results.runs}
+    found = {run.job: run.settings for run in results.runs}
+    if not table.options:
+        return wanted == found
+    return all(
+        key in found and _without_files(found[key]) == _without_files(settings)
+        for key, settings in wanted.items()
+    )
+
+
+def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in FILES}
 
 
 def _plain(value: Any) -> Any:
