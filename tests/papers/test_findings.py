@@ -127,6 +127,12 @@ def test_gaps_of_pffl_and_of_methods_made_for_them() -> None:
         for row in ("fedfb_high", "fedfair")
     ]
     assert (round(min(costs), 3), round(max(costs), 3)) == (0.053, 0.083)
+    for row, error, gap in (("fedfb_low", 0.225, 0.195), ("fedfair_low", 0.235, 0.191)):
+        assert [round(mean(found, "acs", row, m), 3) for m in ("error", "eo")] == [error, gap]
+        assert told(found, "acs", "cbgl_1_4", row, "eo") == -1
+        assert told(found, "acs", "cbgl_1_4", row, "dp") == 0
+        assert told(found, "acs", "cbgl_1_4", row, "error") == 0
+    assert round(mean(found, "acs", "cbgl_1_4", "error"), 3) == 0.226
     told_apart = {
         (column, row, metric)
         for column in ("compas", "acs")
@@ -611,3 +617,99 @@ def test_controls_of_ser() -> None:
     accuracy = [mean(found, "cifar10", row, "mean") for row in others]
     figures = (mean(found, "cifar10", "ser", "mean"), min(accuracy), max(accuracy))
     assert tuple(round(x, 1) for x in figures) == (35.5, 45.5, 46.0)
+
+
+def test_ser_on_cifar10() -> None:
+    found, column = stored("ser-cifar10-sound"), "cifar10"
+
+    def pair(base: str, metric: str, digits: int = 1) -> tuple[float, ...]:
+        return tuple(
+            round(mean(found, column, row, metric), digits) for row in (base, f"{base}-ser")
+        )
+
+    assert signs(found, column, "mean") == dict.fromkeys(BASES, -1) | {"pfedme": 1}
+    assert pair("local", "mean") == (45.9, 40.3)
+    assert pair("fedavg", "mean") == (23.3, 14.6)
+    for base in ("local", "fedavg", "fedprox"):
+        assert signs(found, column, "hessian_trace")[base] == 0
+        assert signs(found, column, "top_eigenvalue")[base] == 1
+    assert pair("local", "top_eigenvalue") == (12.7, 19.5)
+    for base, left in (("momentum", 10.3), ("entropy", 12.4)):
+        assert signs(found, column, "hessian_trace")[base] == -1
+        assert pair(base, "mean")[1] == left
+    for metric, sign, figures in (
+        ("mean", 1, (37.2, 39.1)),
+        ("worst", 1, (11.5, 15.9)),
+        ("variance", -1, (203.7, 170.7)),
+        ("hessian_trace", -1, (323.3, 102.8)),
+        ("top_eigenvalue", -1, (123.9, 37.4)),
+    ):
+        assert signs(found, column, metric)["pfedme"] == sign
+        assert pair("pfedme", metric) == figures
+    without = {base: mean(found, column, base, "hessian_trace") for base in BASES}
+    assert max(without, key=without.__getitem__) == "pfedme"
+    for name in ("femnist", "shakespeare"):
+        assert max(signs(stored(f"ser-{name}-sound"), name, "mean").values()) == 0
+
+
+def test_strengths_of_ser() -> None:
+    found = stored("ser-strength-sound")
+    rising = ("none", "weakest", "weaker", "weak", "ser", "strong")
+    said = {"femnist": (268.0, 163.0), "shakespeare": (15.9, 8.0), "cifar10": (41.8, 6.5)}
+    for column, ends in said.items():
+        traces = [mean(found, column, row, "hessian_trace") for row in rising]
+        digits = 0 if column == "femnist" else 1
+        assert (round(traces[0], digits), round(traces[-1], digits)) == ends
+        assert traces[1:] == sorted(traces[1:], reverse=True)
+        for metric in ("mean", "worst"):
+            assert all(told(found, column, row, "none", metric) <= 0 for row in rising[1:])
+        entropy = [mean(found, column, row, "sign_entropy") for row in rising]
+        assert entropy == sorted(entropy, reverse=column != "femnist")
+    for row in ("weakest", "weaker"):
+        for metric in ("mean", "worst", "hessian_trace", "top_eigenvalue"):
+            assert told(found, "cifar10", row, "none", metric) == 0
+    assert round(mean(found, "cifar10", "weak", "hessian_trace"), 1) == 27.0
+    worst = [round(mean(found, "cifar10", row, "worst"), 1) for row in ("weak", "none")]
+    assert worst == [22.6, 26.4]
+    fallen = [told(found, "cifar10", row, "none", "mean") for row in rising[1:]]
+    assert fallen == [0, 0, 0, -1, -1]
+    assert told(found, "cifar10", "weak", "none", "worst") == -1
+
+
+def test_rounds_to_the_target_with_ser() -> None:
+    """Runs that never reach it count as its last round."""
+    later = {}
+    for name, last in (("femnist", 100), ("shakespeare", 40), ("cifar10", 30)):
+        found = stored(f"ser-{name}-sound")
+        for base in BASES:
+            without, regularized = (
+                [last if v["rounds_to"] is None else v["rounds_to"] for v in found[name, row]]
+                for row in (base, f"{base}-ser")
+            )
+            gaps = [b - a for a, b in zip(without, regularized, strict=True)]
+            if len(set(gaps)) > 1:
+                low, high = interval(gaps)
+                assert high >= 0, f"{base} is sooner on {name}"
+                if low > 0:
+                    later[name, base] = float(np.mean(gaps))
+            if name == "cifar10":
+                own = base in ("local", "ditto", "pfedme")
+                assert all((r <= 15) == own for r in (*without, *regularized))
+    assert later == {("femnist", "entropy"): 13.0}
+
+
+def test_steps_along_which_signs_are_counted() -> None:
+    """Rate 0.1 times the top eigenvalue: above 2 a step of gradient descent is not stable."""
+    unstable = {}
+    for name in ("femnist", "shakespeare", "cifar10"):
+        found = stored(f"ser-{name}-sound")
+        products = {row: 0.1 * mean(found, name, row, "top_eigenvalue") for _, row in found}
+        unstable[name] = {row for row, value in products.items() if value > 2}
+        if name == "femnist":
+            assert (round(min(products.values()), 1), round(max(products.values()), 1)) == (
+                2.3,
+                18.1,
+            )
+            assert len(unstable[name]) == len(products)
+    assert unstable["shakespeare"] == set()
+    assert unstable["cifar10"] == {"momentum", "pfedme", "pfedme-ser"}

@@ -57,7 +57,7 @@ def affine_curvature(task: Task, params: Params, data: Examples) -> Tensor:
         torch.cat([features.T @ (features * bent[:, c, e, None]) for e in range(count)], 1)
         for c in range(count)
     ]
-    order = _places(params, count)
+    order = _places(params, count).to(features.device)
     return torch.cat(rows).index_select(0, order).index_select(1, order)
 
 

@@ -8,7 +8,7 @@ paper is known to make.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evenfed.methods.registry import methods
@@ -86,6 +86,7 @@ class Case:
     local: dict[str, Any]
     budget: int
     seconds: float
+    rates: list[float] = field(default_factory=lambda: RATES)
 
 
 def _flat(dataset: str, partition: str) -> Case:
@@ -103,7 +104,7 @@ CASES = {
     "cifar10-dirichlet": Case(
         "cifar10", {"clients": 100, "partition": DIRICHLET, "val": 0.2},
         {"name": "cnn", "channels": [8, 16], "hidden": 64, "pool": 2}, "vectorized", 60, 5,
-        {"local.steps": 20, "local.batch": 10}, 8, 20.0,
+        {"local.steps": 20, "local.batch": 10}, 8, 20.0, [0.05, 0.2, 0.02, 0.4, 0.12, 0.3, 0.07],
     ),
 }  # fmt: skip
 COLUMNS = {
@@ -147,7 +148,7 @@ def _tuned_jobs(columns: Sequence[str], setting: Setting) -> list[Job]:
                 settings = {
                     **_settings(case, setting, seed), "method": row.key,
                     "options": {**case.local, **OPTIONS.get(row.key, {})},
-                    "tune": {"budget": budget, "rates": RATES},
+                    "tune": {"budget": budget, "rates": case.rates},
                 }  # fmt: skip
                 each = 1 + budget / len(setting.seeds)
                 seconds = _seconds(case, setting, row.key) * each

@@ -305,8 +305,8 @@ PAPER = Paper(
             {"sound": METRICS}, partial(_arm_jobs, STRENGTHS), run, SEEDS,
             claims=_strength_claims(), plots=PLOTS, stated=False,
             note="As the controls, with SER of several strengths; without SER and with its default "
-            "the runs are those of the controls. The paper has a study of this kind; its values "
-            "were not at hand.",
+            "the settings are those of the controls. The paper has a study of this kind; its "
+            "values were not at hand.",
         ),
     ),
     {
