@@ -152,13 +152,12 @@ def test_what_is_said_of_hetpfl_and_praffl_is_what_is_stored() -> None:
                 found.append((synthetic, h, p))
     local, whole = pairs["local"], pairs["global"]
     assert len(local) == len(whole) == 50
-    assert sum(h > p for _, h, p in whole) == 40
-    assert sum(h > p for _, h, p in local) == 28
+    assert sum(h > p for _, h, p in whole) == 36
+    assert sum(h > p for _, h, p in local) == 20
     on_synthetic = [(h, p) for synthetic, h, p in whole if synthetic]
     assert len(on_synthetic) == 35
     assert sum(p < 0.65 for _, p in on_synthetic) == 13
-    assert round(min(h for h, _ in on_synthetic), 2) == 0.78
-    assert max(h for synthetic, h, _ in local[:20] if synthetic) < 0.83  # Table 1
+    assert sum(h < 0.65 for h, _ in on_synthetic) == 1
 
 
 def test_what_is_said_of_table_2_with_redrawn_splits_is_what_is_stored() -> None:
