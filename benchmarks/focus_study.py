@@ -4,6 +4,8 @@ python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seed
 python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study rounds  --dataset mnist [--seeds 0,1,2,3,4] [--only FOCUS FedAvg]
+python -m benchmarks.focus_study rates   --dataset mnist|cifar10 --seeds 100 [--rates 0.1,0.2,0.5]
+python -m benchmarks.focus_study rates   --dataset imdb --reviews FILE --encoder NAME --seeds 100
 
 Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 64 hidden units. The
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
@@ -11,7 +13,8 @@ first weights. Cells of `table` are means over seeds with standard deviations; `
 seeds in which the most likely models of the clients are the true clusters; `entropy` shows what
 FedEBA+'s weights inside the clusters do; `rounds` follows the methods through 300 rounds on all of
 MNIST, with the recipe of `evenfed paper focus --table table1`; AFL also with one step a round,
-which is its paper's.
+which is its paper's. `rates` is how that recipe came to its rates: FedAvg with each, on validation
+data of a seed that no table has.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +36,8 @@ from evenfed.methods.centralized import Centralized
 from evenfed.methods.focus import Focus
 from evenfed.metrics.client import mean_loss
 from evenfed.metrics.excess import excess_risk
-from evenfed.papers.focus import FULL
+from evenfed.papers.agents import made
+from evenfed.papers.focus import FULL, ROTATED
 from evenfed.runs.runner import Runner, Settings, Silent, build_task
 
 ROTATIONS = "0:7,90:2,180:1"
@@ -219,18 +224,51 @@ def rounds(dataset: str, seeds: list[int], only: list[str]) -> None:
         pairs({name: values for name, values in found.items() if name in PRINTED})
 
 
+def rates(dataset: str, seeds: list[int], lrs: list[float], own: dict[str, Any]) -> None:
+    """Accuracy and loss of FedAvg on validation data by rate, with all else as in the recipe."""
+    base = FULL[dataset]
+    engine = "sequential" if base["model"]["name"] == "resnet" else "vectorized"
+    own = own if dataset == "imdb" else {"rotations": ROTATED[dataset][3]}
+    options = {**base["data"], "val": 0.1, **own}
+    print("| rate | mean accuracy | mean loss | largest loss of a client |")
+    print("|---|---|---|---|")
+    for lr in lrs:
+        method = ef.FedAvg(local=ef.LocalTraining(**{**base["local"], "lr": lr}))
+        found = []
+        for seed in seeds:
+            data = ef.load(dataset, seed=seed, **options)
+            result = ef.train(
+                method, data, rounds=base["rounds"], seed=seed, evaluate_every=0,
+                model=partial(made, base["model"], data.schema.shape, data.schema.classes),
+                engine=ef.EngineOptions(engine, workers=1),
+            )  # fmt: skip
+            found.append(result.summary("val"))
+        names = ("client_accuracy_mean", "client_loss_mean", "client_loss_max")
+        cells = [cell([float(summary[name]) for summary in found]) for name in names]
+        print(f"| {lr:g} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["table", "starts", "entropy", "rounds"])
-    parser.add_argument("--dataset", default="digits", choices=list(TASKS))
+    parser.add_argument("what", choices=["table", "starts", "entropy", "rounds", "rates"])
+    parser.add_argument("--dataset", default="digits", choices=[*TASKS, "cifar10", "imdb"])
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--only", nargs="*", default=[], help="methods that `rounds` follows")
+    parser.add_argument("--rates", default="0.05,0.1,0.2,0.5,1", help="those that `rates` tries")
+    parser.add_argument("--reviews", help="second review set of `rates --dataset imdb`")
+    parser.add_argument("--encoder", default="hashing:2048", help="of `rates --dataset imdb`")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     if given.what == "rounds":
         rounds(given.dataset, seeds, given.only)
         return
+    if given.what == "rates":
+        own = {"others": given.reviews, "encoder": given.encoder}
+        rates(given.dataset, seeds, [float(lr) for lr in given.rates.split(",")], own)
+        return
+    if given.dataset not in TASKS:
+        raise SystemExit(f"{given.what}: not with --dataset {given.dataset}")
     studies = {"table": table, "starts": starts, "entropy": entropy}
     studies[given.what](given.dataset, seeds)
 

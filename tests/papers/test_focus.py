@@ -101,8 +101,8 @@ def test_all_methods_of_a_column_train_alike_and_fedma_as_long():
     assert set(methods) == {row.key for row in focus.OTHER}
     assert [row for row, of in methods.items() if "training" in of] == ["fedma"]
     own = methods["fedma"]["training"]
-    epochs = own["rounds"] * own["local"]["epochs"]
-    assert epochs == common[0]["rounds"] * common[0]["local"]["epochs"]
+    steps = own["rounds"] * own["local"]["steps"]
+    assert steps == common[0]["rounds"] * common[0]["local"]["steps"]
 
 
 def test_tables_share_the_runs_that_they_share():
