@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from evenfed.papers.recipe import Table
-from evenfed.papers.store import Results
+from evenfed.papers.store import Results, Run
 
 UNITS, SHARE = 2.0, 0.02
 """Tolerance: units of the last digit that a metric shows, or a share of the number if that is more.
 Runs are seeded, so that rounding, by another processor or another kernel, is all that may tell them
 apart: it may turn a prediction or two."""
+
+ROUNDINGS = (
+    {"MKL_CBWR": "COMPATIBLE"},
+    {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+)
+"""Variables with which products, sums and convolutions round as on older processors."""
+FEW = 6
+"""Rounding moves the numbers of so many jobs at most; more of them are not run again for it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,11 @@ class Difference:
     stored: float | str | None
     fresh: float | str | None
 
+    @property
+    def cell(self) -> Cell:
+        """Where it is."""
+        return self.row, self.column, self.name, self.seed
+
     def __str__(self) -> str:
         cell = f"{self.row}, {self.column}, {self.name}, seed {self.seed}"
         return f"{cell}: {_shown(self.stored)} stored, {_shown(self.fresh)} now"
@@ -37,7 +52,7 @@ def differences(table: Table, stored: Results, fresh: Results) -> list[Differenc
     A cell that was not run again is a difference too.
     """
     digits = {m.key: m.digits for m in table.metrics[stored.setting.protocol]}
-    before, now = cells(stored), cells(fresh)
+    before, now = cells(stored.runs), cells(fresh.runs)
     return [
         Difference(*cell, old, now.get(cell))
         for cell, old in before.items()
@@ -59,13 +74,45 @@ def _same(old: float | str, new: float | str | None, least: float) -> bool:
     return abs(new - old) <= max(least, SHARE * abs(old))
 
 
+def beyond_rounding(
+    moved: Sequence[Difference], otherwise: Sequence[Sequence[Run]]
+) -> list[Difference]:
+    """Differences that rounding does not explain.
+
+    It does where the stored number is no further from those of the same job, rounded as it is here
+    and as elsewhere, than they are from each other; a word, where it is one of theirs.
+
+    Parameters
+    ----------
+    otherwise : sequence of sequences of Run
+        The jobs of these cells, one sequence a way of rounding.
+    """
+    found = [cells(runs) for runs in otherwise]
+    return [
+        difference
+        for difference in moved
+        if not _rounded(difference, [of[difference.cell] for of in found if difference.cell in of])
+    ]
+
+
+def _rounded(difference: Difference, others: Sequence[float | str]) -> bool:
+    stored, fresh = difference.stored, difference.fresh
+    if isinstance(stored, str):
+        return stored in others
+    numbers = [v for v in (fresh, *others) if isinstance(v, float) and math.isfinite(v)]
+    if stored is None or not math.isfinite(stored) or len(numbers) < 2:
+        return False
+    low, high = min(numbers), max(numbers)
+    return 2 * low - high <= stored <= 2 * high - low
+
+
 Cell = tuple[str, str, str, int]
 
 
-def cells(results: Results) -> dict[Cell, float | str]:
+def cells(runs: Iterable[Run]) -> dict[Cell, float | str]:
     """Every number and word by row, column, name and seed."""
     found: dict[Cell, float | str] = {}
-    for run in results.runs:
+    for run in runs:
         for outcome in (run.outcome.values, run.outcome.facts):
             for row, named in outcome.items():
                 for name, value in named.items():

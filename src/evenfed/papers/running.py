@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -68,6 +69,24 @@ def rebuild(
     results = store.collected(wanted.name, table.key, setting, (found[key] for key in keys), jobs)
     store.write(results, folder)
     return results
+
+
+def otherwise(
+    wanted: Paper, table: Table, setting: Setting, keys: Sequence[str], variables: dict[str, str]
+) -> list[Run]:
+    """Jobs again, in a process that is started with other variables of the environment."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as lane:
+            started = [lane.submit(_elsewhere, wanted.name, table.key, setting, k) for k in keys]
+            return [future.result() for future in started]
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def check_data(wanted: Paper, table: Table, jobs: Sequence[Job]) -> None:
