@@ -84,6 +84,22 @@ def test_fusing_afterwards_is_training_with_a_fusion(small: FederatedDataset) ->
     np.testing.assert_array_equal(a, b)
 
 
+def test_a_clients_hypernetwork_is_asked_about_all_test_data(small: FederatedDataset) -> None:
+    options = front_options({**SETTINGS, "options": "own"})
+    assert HetPFL(**options).refresh > 0
+    model = partial(mlp, 3, 2, (4, 4))
+    result = train(HetPFL(phf="none", **options), small, rounds=1, model=model, engine=ENGINE)
+    found = fronts.of_each_hypernetwork(result, models=3)
+    x = torch.cat([client.test.x for client in small])
+    y = torch.cat([client.test.y for client in small])
+    for k, front in enumerate(found):
+        for preference, (error, _) in zip((0.0, 0.5, 1.0), front, strict=True):
+            with torch.no_grad():
+                said = result.model(client=k, preference=preference)(x).argmax(1)
+            assert error == pytest.approx(float((said != y).float().mean()), abs=1e-6)
+    assert len(found) == 3
+
+
 def test_convergence_ends_at_the_front_of_the_trained_run(small: FederatedDataset) -> None:
     method = HetPFL(phf="none", **front_options(SETTINGS))
     model = partial(mlp, 3, 2, (4, 4))

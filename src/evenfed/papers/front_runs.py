@@ -47,7 +47,7 @@ def run(job: Job) -> Outcome:
         )
         return _outcome({"ceiling": (own, whole)})
     if settings["kind"] == "front":
-        return _outcome(_preferred(settings, data))
+        return _preferred(settings, data)
     if settings["kind"] == "convergence":
         return _convergence(job.rows[0], settings, data)
     points = [_single(settings, knob, data) for knob in settings["knobs"]]
@@ -71,16 +71,24 @@ def _single(
     return fronts.of_one_model(result)
 
 
-def _preferred(
-    settings: dict[str, Any], data: FederatedDataset
-) -> dict[str, tuple[list[FloatArray], FloatArray]]:
-    """One training, and both ways to a global front: the mean of the hypernetworks, and PHF."""
+def _preferred(settings: dict[str, Any], data: FederatedDataset) -> Outcome:
+    """One training, and both ways to a global front: the mean of the hypernetworks, and PHF.
+
+    Without PSA also PraFFL's own: the mean over clients of what their hypernetworks reach on all
+    test data.
+    """
     result = _followed(settings, data, Watch(keep_best=True) if "round" in settings else None)
     names = ("psa", "hetpfl") if settings["psa"] else ("praffl", "phf")
-    return {
-        names[0]: fronts.of_preferences(result),
-        names[1]: fronts.of_preferences(fused(result, settings["rounds"])),
-    }
+    averaged = fronts.of_preferences(result)
+    alone = [] if settings["psa"] else fronts.of_each_hypernetwork(result)
+    united = fronts.of_preferences(fused(result, settings["rounds"]))
+    found = _outcome({names[0]: averaged, names[1]: united})
+    if alone:
+        measured = [fronts.measures(averaged[0], front) for front in alone]
+        found.values["praffl_own"] = {
+            name: float(np.mean([of[name] for of in measured])) for name in measured[0]
+        }
+    return found
 
 
 def _convergence(row: str, settings: dict[str, Any], data: FederatedDataset) -> Outcome:
@@ -101,12 +109,18 @@ def _followed(settings: dict[str, Any], data: FederatedDataset, watch: Watch | N
 
 
 def front_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """Options of HetPFL and PraFFL that both protocols share: those of the public code."""
-    return {
-        "local": replace(HetPFL().local, epochs=settings["epochs"]), "n_preferences": 8,
-        "refresh": 0, "alpha_bounds": (1.0, 5.0),
+    """Options of HetPFL and PraFFL: those of the public code, or this package's own.
+
+    The latter draw 16 preferences a step instead of 8, let PSA favour both ends, and train the
+    heads once more behind the final body.
+    """
+    shared = {
+        "local": replace(HetPFL().local, epochs=settings["epochs"]),
         "fusion_steps": settings["fusion_steps"],
-    }  # fmt: skip
+    }
+    if settings.get("options") == "own":
+        return shared
+    return {**shared, "n_preferences": 8, "refresh": 0, "alpha_bounds": (1.0, 5.0)}
 
 
 def fused(result: Result, rounds: int) -> Result:

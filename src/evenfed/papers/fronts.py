@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from evenfed.core.fairness_loss import fairness_loss
 from evenfed.core.models import mlp
 from evenfed.core.softmax import softmax
 from evenfed.data.dataset import FederatedDataset
+from evenfed.methods.praffl import PraFFL
 from evenfed.metrics.client import FloatArray
 from evenfed.metrics.front import (
     accuracy_at_disparity,
@@ -25,6 +27,7 @@ from evenfed.metrics.front import (
     nondominated,
 )
 from evenfed.papers.recipe import Curve, Metric
+from evenfed.runs.fronts import front_counts, grid, preferred
 from evenfed.runs.result import Result
 
 TIGHT = 0.1
@@ -86,6 +89,22 @@ def of_preferences(result: Result) -> tuple[list[FloatArray], FloatArray]:
     """Test fronts of a method with a model for every preference: own ones, and the global one."""
     own = [result.front("test", i).points for i in range(len(result.data)) if _tested(result, i)]
     return own, result.front("test").points
+
+
+def of_each_hypernetwork(result: Result, models: int = 101) -> list[FloatArray]:
+    """Fronts `(N, 2)` of every client's own hypernetwork on the test data of all clients."""
+    runner = result._runner
+    method = preferred(runner.method)
+    assert isinstance(method, PraFFL)
+    everyone = runner.federation.everyone
+    sent = runner.federation.map(method.share, {}, clients=everyone, counted=False).uploads
+    found = []
+    for beta in sent["hypernetwork"]:
+        one = copy.copy(runner)
+        one.server = {**runner.server, "beta": beta}
+        counts = front_counts(one, "test", grid(models), "global").total()
+        found.append(front_points(counts))
+    return found
 
 
 def of_one_model(result: Result) -> tuple[FloatArray, FloatArray]:
