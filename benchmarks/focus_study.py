@@ -3,7 +3,6 @@
 python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
-python -m benchmarks.focus_study rounds  --dataset mnist [--seeds 0,1,2,3,4] [--only FOCUS FedAvg]
 python -m benchmarks.focus_study rates   --dataset mnist|cifar10 --seeds 100 [--rates 0.1,0.2,0.5]
 python -m benchmarks.focus_study rates   --dataset imdb --reviews FILE --encoder NAME --seeds 100
 
@@ -11,10 +10,8 @@ Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
 first weights. Cells of `table` are means over seeds with standard deviations; `starts` counts the
 seeds in which the most likely models of the clients are the true clusters; `entropy` shows what
-FedEBA+'s weights inside the clusters do; `rounds` follows the methods through 300 rounds on all of
-MNIST, with the recipe of `evenfed paper focus --table table1`; AFL also with one step a round,
-which is its paper's. `rates` is how that recipe came to its rates: FedAvg with each, on validation
-data of a seed that no table has.
+FedEBA+'s weights inside the clusters do; `rates` is how `evenfed paper focus` came to its rates:
+FedAvg with each, on validation data of a seed that no table has.
 """
 
 from __future__ import annotations
@@ -30,18 +27,12 @@ import torch
 from scipy import stats
 
 import evenfed as ef
-from evenfed.data.dataset import FederatedDataset
 from evenfed.methods.afl import AFL
-from evenfed.methods.centralized import Centralized
 from evenfed.methods.focus import Focus
-from evenfed.metrics.client import mean_loss
-from evenfed.metrics.excess import excess_risk
 from evenfed.papers.agents import made
 from evenfed.papers.focus import FULL, ROTATED
-from evenfed.runs.runner import Runner, Settings, Silent, build_task
 
 ROTATIONS = "0:7,90:2,180:1"
-ROUNDS = (25, 50, 100, 150, 200, 250, 300)
 # data, model, local training, models, rounds
 TASKS: dict[str, tuple[dict[str, Any], str, ef.LocalTraining, int, int]] = {
     "digits": ({"rotations": ROTATIONS}, "mlp", ef.LocalTraining(lr=0.1, epochs=5), 3, 100),
@@ -166,64 +157,6 @@ def entropy(dataset: str, seeds: list[int]) -> None:
         print(f"| {name} | {count} of {len(seeds)} | {' | '.join(cells)} |", flush=True)
 
 
-class Followed(Silent):
-    """Test losses and accuracy of a run in some of its rounds."""
-
-    def __init__(self, method: ef.Method, data: FederatedDataset, seed: int) -> None:
-        self.found: dict[int, tuple[np.ndarray, float]] = {}
-        options = dict(FULL["mnist"]["model"])
-        self.runner = Runner(
-            method, data, build_task(data, options.pop("name"), seed=seed, options=options),
-            Settings(rounds=max(ROUNDS), seed=seed, evaluate_every=0),
-            engine=ef.EngineOptions("vectorized", workers=1), observer=self,
-        )  # fmt: skip
-        self.runner.run()
-
-    def round_done(self, line: dict[str, Any]) -> None:
-        """Evaluate, if this is one of the rounds."""
-        if (done := line["round"] + 1) in ROUNDS:
-            evaluation = self.runner.evaluate("test")
-            accuracy = evaluation.summary()["client_accuracy_mean"]
-            self.found[done] = (mean_loss(evaluation.counts), accuracy)
-
-
-def rounds(dataset: str, seeds: list[int], only: list[str]) -> None:
-    """FAA and mean accuracy by rounds, of MNIST; references are trained for as many rounds."""
-    if dataset != "mnist":
-        raise SystemExit("rounds: only with --dataset mnist")
-    base = FULL["mnist"]
-    local = ef.LocalTraining(**base["local"])
-    methods: dict[str, ef.Method] = {
-        "FedAvg": ef.FedAvg(local=local),
-        **{f"q-FFL, `q = {q:g}`": ef.QFFL(q=q, local=local) for q in (0.1, 1.0, 10.0)},
-        "AFL, average model": AFL(eta_lambda=0.01, multi_step=True, local=local),
-        "AFL, one step a round": AFL(eta_lambda=0.01, local=local),
-        "FOCUS": Focus(m=3, local=local),
-    }
-    methods = {name: method for name, method in methods.items() if not only or name in only}
-    measured = {done: {name: np.zeros((2, len(seeds))) for name in methods} for done in ROUNDS}
-    for column, seed in enumerate(seeds):
-        data = ef.load("mnist", seed=seed, rotations=ROTATIONS, **base["data"])
-        true = np.array(data.clusters)
-        references = {done: np.zeros(len(data)) for done in ROUNDS}
-        for cluster in set(true.tolist()):
-            members = np.flatnonzero(true == cluster)
-            part = FederatedDataset(data.schema, [data.client(int(i)) for i in members])
-            for done, (losses, _) in Followed(Centralized(local=local), part, seed).found.items():
-                references[done][members] = losses
-        for name, method in methods.items():
-            for done, (losses, accuracy) in Followed(method, data, seed).found.items():
-                excess = excess_risk(losses, references[done])
-                measured[done][name][:, column] = np.ptp(excess), accuracy
-                cells = " ".join(f"{v:.3f}" for v in measured[done][name][:, column])
-                print(f"seed {seed}, {name}, {done} rounds: FAA and accuracy {cells}", flush=True)
-    for done, found in measured.items():
-        print(f"\n{done} rounds")
-        for name, values in found.items():
-            print(f"| {name} | {cell(list(values[0]))} | {cell(list(values[1]))} |")
-        pairs({name: values for name, values in found.items() if name in PRINTED})
-
-
 def rates(dataset: str, seeds: list[int], lrs: list[float], own: dict[str, Any]) -> None:
     """Accuracy and loss of FedAvg on validation data by rate, with all else as in the recipe."""
     base = FULL[dataset]
@@ -250,19 +183,15 @@ def rates(dataset: str, seeds: list[int], lrs: list[float], own: dict[str, Any])
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["table", "starts", "entropy", "rounds", "rates"])
+    parser.add_argument("what", choices=["table", "starts", "entropy", "rates"])
     parser.add_argument("--dataset", default="digits", choices=[*TASKS, "cifar10", "imdb"])
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--only", nargs="*", default=[], help="methods that `rounds` follows")
     parser.add_argument("--rates", default="0.05,0.1,0.2,0.5,1", help="those that `rates` tries")
     parser.add_argument("--reviews", help="second review set of `rates --dataset imdb`")
     parser.add_argument("--encoder", default="hashing:2048", help="of `rates --dataset imdb`")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    if given.what == "rounds":
-        rounds(given.dataset, seeds, given.only)
-        return
     if given.what == "rates":
         own = {"others": given.reviews, "encoder": given.encoder}
         rates(given.dataset, seeds, [float(lr) for lr in given.rates.split(",")], own)

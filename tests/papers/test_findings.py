@@ -12,7 +12,7 @@ from scipy import stats
 from evenfed.methods.registry import methods
 from evenfed.papers import store
 from evenfed.papers.pages import judgements, verdicts
-from evenfed.papers.recipe import paper
+from evenfed.papers.recipe import paper, published
 
 RESULTS = Path(__file__).parents[2] / "papers" / "results"
 Rows = dict[tuple[str, str], list[dict[str, Any]]]
@@ -201,35 +201,94 @@ def test_global_and_local_bounds_of_pffl() -> None:
 
 def test_table_1_of_focus() -> None:
     found = stored("focus-table1-published")
-    mnist = {row: mean(found, c, row, "accuracy") for c, row in found if c == "rotated_mnist"}
-    faa = {key: mean(found, *key, "faa") for key in found}
-    assert (round(mnist["focus"], 3), round(mnist["fedavg"], 3)) == (0.956, 0.888)
-    assert round(mnist["qffl_10"], 3) == 0.309
-    rotated = {row: faa["rotated_mnist", row] for row in mnist}
-    assert (round(rotated["focus"], 3), round(rotated["qffl_10"], 3)) == (0.074, 0.092)
-    order = ["focus", "qffl_10", "afl", "qffl_1", "fedavg", "qffl_0.1"]
-    assert sorted(rotated, key=rotated.__getitem__) == order
-    synthetic = {row: value for (c, row), value in faa.items() if c == "synthetic"}
-    assert min(synthetic, key=synthetic.__getitem__) == "focus"
-    assert synthetic["focus"] < synthetic["afl"] < synthetic["fedavg"] > synthetic["qffl_0.1"]
-    cifar = {row: mean(found, c, row, "accuracy") for c, row in found if c == "rotated_cifar"}
-    assert (round(cifar["focus"], 3), round(cifar["fedavg"], 3)) == (0.388, 0.331)
-    assert max(cifar, key=cifar.__getitem__) == "focus"
+    printed = published("focus", "table1")
+    means = {
+        metric: {row: mean(found, c, row, metric) for c, row in found if c == "rotated_mnist"}
+        for metric in ("accuracy", "faa")
+    }
+    order = {
+        metric: sorted(of, key=lambda row, m=metric: printed[row, "rotated_mnist", m].value)
+        for metric, of in means.items()
+    }
+    assert sorted(means["faa"], key=means["faa"].__getitem__) == order["faa"]
+    figures = [0.021, 0.094, 0.197, 0.390, 0.562, 0.591]
+    assert [round(means["faa"][row], 3) for row in order["faa"]] == figures
+    accuracy = {row: value for row, value in means["accuracy"].items() if row != "afl"}
+    order["accuracy"].remove("afl")
+    assert sorted(accuracy, key=accuracy.__getitem__) == order["accuracy"]
+    figures = [0.637, 0.870, 0.936, 0.951, 0.973]
+    assert [round(accuracy[row], 3) for row in order["accuracy"]] == figures
+    assert round(means["accuracy"]["afl"], 3) == 0.941
+    below = {
+        row
+        for row, value in means["accuracy"].items()
+        if value < printed[row, "rotated_mnist", "accuracy"].value
+    }
+    assert below == {"qffl_10"}
+    faa = {row: mean(found, c, row, "faa") for c, row in found if c == "synthetic"}
+    assert min(faa, key=faa.__getitem__) == "focus"
+    assert faa["focus"] < faa["afl"] < faa["fedavg"] > faa["qffl_0.1"]
+
+
+def test_cifar_of_focus() -> None:
+    found = stored("focus-table1-published")
+    column = "rotated_cifar"
+    said = [round(mean(found, column, row, "accuracy"), 3) for row in ("focus", "fedavg")]
+    assert said == [0.463, 0.413]
+    assert told(found, column, "focus", "fedavg", "accuracy") == 1
+    assert told(found, column, "focus", "fedavg", "loss") == -1
+    rows = [row for c, row in found if c == column and row != "focus"]
+    assert {told(found, column, "focus", row, "faa") for row in rows} == {0}
+    said = [round(mean(found, column, row, "faa"), 3) for row in ("focus", "fedavg")]
+    assert said == [0.216, 0.220]
+    lower = [mean(found, column, row, "below_reference") for row in ("fedavg", "focus")]
+    assert [round(value, 1) for value in lower] == [1.0, 4.7]
+
+
+def test_table_2_of_focus() -> None:
+    found = stored("focus-table2-published")
+    mnist = ("mnist_k1", "mnist_k3", "mnist_k5")
+    for row, accuracy, faa in (
+        ("focus", [0.977, 0.973, 0.970], [0.021, 0.023, 0.021]),
+        ("fedavg", [0.964, 0.951, 0.933], [0.365, 0.403, 0.350]),
+    ):
+        assert [round(mean(found, c, row, "accuracy"), 3) for c in mnist] == accuracy
+        assert [round(mean(found, c, row, "faa"), 3) for c in mnist] == faa
+    assert {told(found, c, "focus", "fedavg", "faa") for c in mnist} == {-1}
+    cifar = ("cifar_k1", "cifar_k3", "cifar_k5")
+    assert [told(found, c, "focus", "fedavg", "accuracy") for c in cifar] == [0, 1, 1]
+    assert {told(found, c, "focus", "fedavg", "faa") for c in cifar} == {0}
+    for column in cifar:
+        pairs = zip(found[column, "focus"], found[column, "fedavg"], strict=True)
+        assert all(ours["accuracy"] > theirs["accuracy"] for ours, theirs in pairs)
+    text = (RESULTS / "focus-table2-published.json").read_text(encoding="utf-8")
+    words = {run["facts"]["focus"]["true clusters"] for run in json.loads(text)["runs"]}
+    assert words == {"found"}
 
 
 def test_table_4_of_focus() -> None:
     found = stored("focus-table4-published")
     rows = ["qffl_0.1", "qffl_1", "qffl_3", "qffl_5", "qffl_10"]
     accuracy, loss, faa = (
-        [mean(found, "rotated_mnist", row, metric) for row in ("fedavg", *rows)]
+        {row: mean(found, "rotated_mnist", row, metric) for row in ("fedavg", *rows)}
         for metric in ("accuracy", "loss", "faa")
     )
-    assert accuracy == sorted(accuracy, reverse=True)
-    assert (round(accuracy[1], 3), round(accuracy[-1], 3)) == (0.816, 0.309)
-    assert faa[1:] == sorted(faa[1:], reverse=True)
-    assert (round(faa[1], 3), round(faa[-1], 3)) == (1.706, 0.092)
-    assert faa[1] > faa[0] > faa[2]
-    assert [round(value / loss[0]) for value in (loss[2], loss[-1])] == [3, 6]
+    assert list(accuracy.values()) == sorted(accuracy.values(), reverse=True)
+    assert [round(accuracy[row], 3) for row in (rows[0], rows[-1])] == [0.936, 0.637]
+    assert faa["qffl_0.1"] < faa["qffl_1"] > faa["qffl_3"] > faa["qffl_5"] > faa["qffl_10"]
+    said = [round(faa[row], 3) for row in ("qffl_1", "qffl_10", "qffl_5", "fedavg")]
+    assert said == [0.591, 0.197, 0.339, 0.390]
+    beside = [told(found, "rotated_mnist", row, "fedavg", "faa") for row in rows]
+    assert beside == [1, 1, 1, -1, -1]
+    every = (*rows, "fedavg", "afl")
+    assert {told(found, "rotated_mnist", "focus", row, "faa") for row in every} == {-1}
+    assert 6 < loss["qffl_5"] / loss["fedavg"] < 7
+    printed = published("focus", "table4")
+    above = [
+        printed[row, "rotated_mnist", "faa"].value > printed["fedavg", "rotated_mnist", "faa"].value
+        for row in rows
+    ]
+    assert above == [True, True, True, True, False]
 
 
 def test_table_6_of_focus() -> None:
@@ -239,10 +298,10 @@ def test_table_6_of_focus() -> None:
         for _, row in found
     }
     assert min(means, key=lambda row: means[row][2]) == "focus"
-    assert (means["fedprox_0.01"][0], means["fedprox_0.01"][2]) == (0.887, 1.273)
-    assert (means["fedprox_1"][0], means["fedprox_1"][2]) == (0.796, 1.448)
-    assert means["fedma"][0] == 0.811
-    assert means["pfnm"] == [0.724, 1.302, 3.732]
+    assert (means["fedprox_0.01"][0], means["fedprox_0.01"][2]) == (0.950, 0.406)
+    assert (means["fedprox_1"][0], means["fedprox_1"][2]) == (0.891, 0.715)
+    assert means["fedma"][0] == 0.848
+    assert means["pfnm"] == [0.729, 1.686, 5.836]
 
 
 def test_focus_on_text() -> None:
@@ -582,33 +641,6 @@ def test_noise_and_caps_of_fedeba() -> None:
     }  # fmt: skip
     assert told(found, "some", "fedeba-capped", "fedeba", "clean") == 0
     assert told(found, "some", "fedeba-robust", "fedeba", "clean") == 1
-
-
-def test_outliers_of_focus() -> None:
-    found = stored("focus-table2-published")
-
-    def means(dataset: str, row: str, metric: str) -> list[float]:
-        return [round(mean(found, f"{dataset}_k{k}", row, metric), 3) for k in (1, 3, 5)]
-
-    assert means("mnist", "focus", "accuracy") == [0.960, 0.957, 0.954]
-    assert means("mnist", "fedavg", "accuracy") == [0.918, 0.888, 0.844]
-    assert means("mnist", "focus", "faa") == [0.077, 0.070, 0.066]
-    assert means("mnist", "fedavg", "faa") == [1.265, 1.282, 0.918]
-    for k in (1, 3, 5):
-        column = f"cifar_k{k}"
-        pairs = zip(found[column, "focus"], found[column, "fedavg"], strict=True)
-        assert all(a["accuracy"] > b["accuracy"] for a, b in pairs)
-        assert told(found, column, "focus", "fedavg", "accuracy") == (k > 1)
-        assert told(found, column, "focus", "fedavg", "faa") == (k == 1)
-
-
-def test_focus_on_cifar10() -> None:
-    found, column = stored("focus-table1-published"), "rotated_cifar"
-    faa = [round(mean(found, column, row, "faa"), 3) for row in ("focus", "fedavg")]
-    assert faa == [0.205, 0.140]
-    assert told(found, column, "focus", "fedavg", "faa") == 0
-    assert told(found, column, "focus", "qffl_1", "faa") == 1
-    assert told(found, column, "focus", "qffl_10", "faa") == -1
 
 
 BASES = ("fedavg", "local", "fedprox", "momentum", "ditto", "pfedme", "entropy")

@@ -364,8 +364,8 @@ PAPER = Paper(
         "published": "the clients, rotations and numbers of models that the paper states; all else "
         "is ours and the same for all methods of a column. References train with the rounds and "
         "local steps of the methods, on the pooled data of a true cluster. Nothing was tuned but "
-        "the rates of images and of text: that of FedAvg's lowest loss on validation data to two "
-        "decimals, of equals the smallest, with a seed that no table has (`python -m "
+        "the rates of images and of text: that of FedAvg's lowest loss on validation data, of "
+        "those within 0.002 of it the smallest, with a seed that no table has (`python -m "
         "benchmarks.focus_study rates`).",
     },
 )  # fmt: skip
