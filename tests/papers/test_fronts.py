@@ -201,7 +201,7 @@ def test_what_is_said_of_table_2_with_redrawn_splits_is_what_is_stored() -> None
     values: dict[Any, dict[str, Any]] = {}
     for run in json.loads(text)["runs"]:
         values.setdefault((run["column"], run["seed"]), {}).update(run["values"])
-    for metric, ahead in (("local_hypervolume", 9), ("global_hypervolume", 11)):
+    for metric, ahead in (("local_hypervolume", 6), ("global_hypervolume", 11)):
         pairs = [(rows["hetpfl"][metric], rows["praffl"][metric]) for rows in values.values()]
         assert (sum(h > p for h, p in pairs), len(pairs)) == (ahead, 15)
 
@@ -209,6 +209,6 @@ def test_what_is_said_of_table_2_with_redrawn_splits_is_what_is_stored() -> None
         found = [rows[row]["global_tight"] for (c, _), rows in values.items() if c == column]
         return round(float(np.mean(found)), 3)
 
-    assert [tight("hetpfl", c) for c in ("0.1", "5", "1000")] == [0.403, 0.645, 0.642]
+    assert [tight("hetpfl", c) for c in ("0.1", "5", "1000")] == [0.262, 0.627, 0.603]
     assert {tight("constant", c) for c in ("0.1", "5", "1000")} == {0.6}
     assert {round(tight("ceiling", c), 2) for c in ("0.1", "5", "1000")} == {0.73}

@@ -244,8 +244,9 @@ HEADS = (
 )
 REASONS = {
     "published/fedfb/*": "FedFB: by the public code the mean of the models loses the first client "
-    "and shrinks the others, and a round is chosen by the hypervolume of its one point, so that a "
-    "constant predictor often wins; neither is repeated here.",
+    "and shrinks the others, towards a constant prediction; that is not repeated here. Choosing a "
+    "round, as that code does, changes little (best round, Table 1). Printed figures above a "
+    "constant prediction are not explained by this.",
     "published/equifl/*": "EquiFL: the public code penalises the variance of scores with a large "
     "weight, which drives models towards a constant; here the penalty is on the covariance.",
     "published/praffl/*": "PraFFL: by the public code the printed row is HetPFL's training with "
