@@ -308,7 +308,12 @@ def test_every_run_names_the_code_that_made_it(tmp_path: Path) -> None:
     rebuild(PAPER, TABLE, FULL, folder=tmp_path)
     results = store.read(store.result_path("toy", "table1", FULL, tmp_path))
     assert {run.code for run in results.runs} == {store.code()}
-    assert results.machine["processor"]
+    assert {run.processor for run in results.runs} == {results.machine["processor"]} != {""}
+    assert "Versions of the code" not in pages.page("toy", tmp_path)
+    older = [replace(run, code="", processor="") for run in results.runs[:2]]
+    store.write(replace(results, runs=(*older, *results.runs[2:])), tmp_path)
+    text = pages.page("toy", tmp_path)
+    assert f"Versions of the code: 4 {store.code()}, 2 not recorded. Processors: 4 " in text
 
 
 def test_a_figure_of_intervals_has_ours_and_the_printed_figure(tmp_path: Path) -> None:

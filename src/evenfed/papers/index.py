@@ -20,7 +20,7 @@ SPEED = (
     "| command | before | after | what |\n"
     "| --- | --- | --- | --- |\n"
     "| `evenfed paper hetpfl --table table1 --protocol published --quick` | 0.94 (0bdb9f7) | 0.65 "
-    "| softmax over two classes with the classes first; recorded operations are called through "
+    "(8be98f3) | softmax over two classes with the classes first; recorded operations are called through "
     "PyTorch's own functions |\n"
     "| the same | 0.73 (b57c5b6) | 0.53 (5b5bca7) | what a recorded step asks for twice is "
     "computed once; views are made once a descent; a client that is alone in its size is padded to "
@@ -50,8 +50,10 @@ def index(folder: Path = store.FOLDER) -> str:
         lines += [line(_summed(wanted, results)) for results in full]
     return (
         "# The papers' tables\n\n"
-        "Every table was rebuilt by one command; its numbers are stored in `papers/results`, and "
-        "these pages are made of them.\n\n"
+        "One command rebuilds a table; its numbers are stored in `papers/results`, and these pages "
+        "are made of them. A command runs only what is missing, so that the runs of a table can be "
+        "of several days: where code or processor differ, or were not recorded, its page says "
+        "so.\n\n"
         f"{RULE}\n\n" + "\n".join(lines) + "\n\n" + SPEED + "\n" + _open(folder)
     )
 

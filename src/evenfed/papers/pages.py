@@ -260,7 +260,7 @@ def _section(table: Table, results: Results) -> list[str]:
         f"```console\n$ {command(results)}\n```",
         f"Seeds {seeds}; {len(results.runs)} runs, {results.minutes:.1f} minutes of processor time "
         f"in all ({processes} {'process' if processes == 1 else 'processes'}); "
-        f"torch {results.versions.get('torch', '?')}.{_codes(results)}",
+        f"torch {results.versions.get('torch', '?')}.{_origins(results)}",
         *([] if store.is_current(table, results) else [OLDER]),
         table_text(table, results),
     ]
@@ -268,13 +268,18 @@ def _section(table: Table, results: Results) -> list[str]:
     return found
 
 
-def _codes(results: Results) -> str:
-    """Where runs were made by several versions of the code: how many by each."""
-    counts = Counter(run.code for run in results.runs)
-    if len(counts) == 1:
-        return ""
-    each = ", ".join(f"{n} by {code or 'older ones'}" for code, n in counts.most_common())
-    return f" Versions of the code: {each}."
+def _origins(results: Results) -> str:
+    """How many runs were made by which code and on which processor, where that is not one alone."""
+    found = ""
+    for title, names in (
+        ("Versions of the code", [run.code for run in results.runs]),
+        ("Processors", [run.processor for run in results.runs]),
+    ):
+        counts = Counter(names)
+        if len(counts) > 1 or "" in counts:
+            each = (f"{n} {name or 'not recorded'}" for name, n in counts.most_common())
+            found += f" {title}: {', '.join(each)}."
+    return found
 
 
 def drawn(table: Table, results: Results) -> list[tuple[str, str, str]]:

@@ -37,7 +37,7 @@ def stem(paper: str, table: str, setting: Setting) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished job; `code` is the digest of the package that carried it out."""
+    """A finished job; `code` is the digest of the package that carried it out, on `processor`."""
 
     job: str
     rows: tuple[str, ...]
@@ -47,6 +47,7 @@ class Run:
     settings: dict[str, Any]
     outcome: Outcome
     code: str = ""
+    processor: str = ""
 
     @property
     def measured(self) -> bool:
@@ -61,8 +62,7 @@ class Run:
             "job": self.job, "rows": list(self.rows), "column": self.column, "seed": self.seed,
             "seconds": round(self.seconds, 2), "settings": self.settings, "values": values,
         }  # fmt: skip
-        if self.code:
-            found["code"] = self.code
+        found |= {k: v for k, v in (("code", self.code), ("processor", self.processor)) if v}
         if self.outcome.facts:
             found["facts"] = self.outcome.facts
         if self.outcome.curves:
@@ -82,7 +82,7 @@ class Run:
         outcome = Outcome(values, table.get("facts", {}), table.get("curves", {}))
         return cls(
             table["job"], tuple(table["rows"]), table["column"], table["seed"], table["seconds"],
-            table["settings"], outcome, table.get("code", ""),
+            table["settings"], outcome, table.get("code", ""), table.get("processor", ""),
         )  # fmt: skip
 
 
@@ -137,12 +137,13 @@ class Results:
 
 
 def machine(jobs: int) -> dict[str, Any]:
-    """What the times depend on: processors, processes, threads of each."""
+    """Of the command that ended a table: processors, processes, threads of each."""
     return {
         "processor": _processor(), "cpus": os.cpu_count() or 1, "processes": jobs, "threads": 1,
     }  # fmt: skip
 
 
+@cache
 def _processor() -> str:
     """The processor's name; its architecture where the system does not say."""
     try:
@@ -255,7 +256,9 @@ class Parts:
 def finished(job: Job, outcome: Outcome, seconds: float) -> Run:
     """A job with what it measured."""
     settings = _plain(job.settings)
-    return Run(job.key, job.rows, job.column, job.seed, seconds, settings, outcome, code())
+    return Run(
+        job.key, job.rows, job.column, job.seed, seconds, settings, outcome, code(), _processor()
+    )
 
 
 def is_current(table: Table, results: Results) -> bool:
