@@ -17,8 +17,10 @@ from evenfed.data.dataset import FederatedDataset
 from evenfed.data.registry import load
 from evenfed.engines.federation import EngineOptions
 from evenfed.methods.hetpfl import HetPFL
+from evenfed.methods.registry import build
+from evenfed.metrics.front import front_points
 from evenfed.papers import fronts
-from evenfed.papers.convergence import MODELS, Watch, followed
+from evenfed.papers.convergence import MODELS, Watch, WatchOne, followed
 from evenfed.papers.front_runs import front_options, fused
 from evenfed.papers.pffl import worst
 from evenfed.runs.train import train
@@ -128,6 +130,24 @@ def test_the_best_round_on_validation_data_is_kept(small: FederatedDataset) -> N
         stopped = followed(method, small, model, best, seed, None)
         (own, whole), (theirs, united) = map(fronts.of_preferences, (kept, stopped))
         for a, b in zip([*own, whole], [*theirs, united], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+    assert early, "the last round was the best in all runs, which shows nothing"
+
+
+@pytest.mark.parametrize("name", ["fedfb", "equifl"])
+def test_the_best_round_of_one_model_is_kept(small: FederatedDataset, name: str) -> None:
+    method, model = build(name, {"lr": 0.3, "epochs": 2}), partial(mlp, 3, 2, (4,))
+    early = 0
+    for seed in range(4):
+        watch = WatchOne(keep_best=True)
+        kept = followed(method, small, model, 4, seed, watch)
+        best = int(np.argmax([point[1] for point in watch.curve])) + 1
+        early += best < 4
+        stopped = followed(method, small, model, best, seed, None)
+        points = front_points(stopped.evaluation("val").counts)
+        by_hand = np.mean([(1 - error) * (1 - disparity) for error, disparity in points])
+        assert watch.curve[best - 1][1] == pytest.approx(by_hand)
+        for a, b in zip(*map(fronts.of_one_model, (kept, stopped)), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
     assert early, "the last round was the best in all runs, which shows nothing"
 

@@ -11,6 +11,7 @@ from evenfed.core import tree as trees
 from evenfed.data.dataset import FederatedDataset
 from evenfed.engines.federation import EngineOptions
 from evenfed.methods.base import Method
+from evenfed.metrics.client import FloatArray
 from evenfed.metrics.front import front_points, hypervolume
 from evenfed.papers.fronts import tight
 from evenfed.papers.recipe import Curve
@@ -47,9 +48,7 @@ class Watch(Silent):
         """Ask all clients for their fronts, and keep the mean."""
         runner = self.runner
         assert runner is not None
-        counts = front_counts(runner, "val", grid(MODELS), "own")
-        fronts = [front_points(trees.row(counts, k)) for k in range(len(counts.confusion))]
-        known = [p[~np.isnan(p).any(1)] for p in fronts]
+        known = [p[~np.isnan(p).any(1)] for p in self.fronts(runner)]
         found = float(np.mean([hypervolume(p) for p in known]))
         self.curve.append([float(line["round"] + 1), found])
         self.tight.append(float(np.mean([tight(p) for p in known])))
@@ -60,6 +59,19 @@ class Watch(Silent):
             self.best = found, runner.server, dict(states.kept)
         if line["round"] + 1 == runner.settings.rounds:
             _, runner.server, states.kept = self.best
+
+    def fronts(self, runner: Runner) -> list[FloatArray]:
+        """(error, disparity) of each client's models."""
+        counts = front_counts(runner, "val", grid(MODELS), "own")
+        return [front_points(trees.row(counts, k)) for k in range(len(counts.confusion))]
+
+
+class WatchOne(Watch):
+    """The same of a method with one model: its fronts are of one point."""
+
+    def fronts(self, runner: Runner) -> list[FloatArray]:
+        """(error, disparity) `(1, 2)` of each client."""
+        return list(front_points(runner.evaluate("val").counts)[:, None])
 
 
 def followed(

@@ -14,9 +14,10 @@ from evenfed.data.dataset import FederatedDataset
 from evenfed.data.registry import load
 from evenfed.engines.federation import EngineOptions
 from evenfed.methods.hetpfl import HetPFL
+from evenfed.methods.registry import build
 from evenfed.metrics.client import FloatArray
 from evenfed.papers import fronts
-from evenfed.papers.convergence import Watch, followed
+from evenfed.papers.convergence import Watch, WatchOne, followed
 from evenfed.papers.recipe import Job, Outcome
 from evenfed.runs.result import Result
 from evenfed.runs.train import train
@@ -63,10 +64,16 @@ def _outcome(found: dict[str, tuple[list[FloatArray], FloatArray]]) -> Outcome:
 def _single(
     settings: dict[str, Any], knob: dict[str, Any], data: FederatedDataset
 ) -> tuple[FloatArray, FloatArray]:
+    model = partial(mlp, data.schema.shape[0], 2, (settings["hidden"],))
+    options = {**LOCAL, "epochs": settings["epochs"], **knob}
+    rounds, seed = settings["rounds"], settings["seed"]
+    if "round" in settings:
+        watch = WatchOne(keep_best=True)
+        method = build(settings["method"], options)
+        return fronts.of_one_model(followed(method, data, model, rounds, seed, watch))
     result = train(
-        settings["method"], data, rounds=settings["rounds"], seed=settings["seed"],
-        evaluate_every=0, model=partial(mlp, data.schema.shape[0], 2, (settings["hidden"],)),
-        engine=EngineOptions("vectorized", workers=1), **LOCAL, epochs=settings["epochs"], **knob,
+        settings["method"], data, rounds=rounds, seed=seed, evaluate_every=0, model=model,
+        engine=EngineOptions("vectorized", workers=1), **options,
     )  # fmt: skip
     return fronts.of_one_model(result)
 
