@@ -675,6 +675,34 @@ def test_fedeba_on_fashion_mnist() -> None:
     assert figures(shards, "eba")[2] == 23.2
 
 
+def test_the_preset_of_fedeba() -> None:
+    measures = ("mean", "variance", "worst")
+    ahead, behind = [1, -1, 1], [-1, 1, -1]
+    even = [0, 0, 0]
+    for name, column, than_fedeba, than_fedavg in (
+        ("mnist", "mnist-shards", even, behind),
+        ("mnist", "mnist-dirichlet", even, even),
+        ("fashion", "fashion-shards", ahead, even),
+        ("fashion", "fashion-dirichlet", even, behind),
+        # the variance of clients who are all badly served is lower
+        ("cifar10", "cifar10-dirichlet", even, [-1, -1, -1]),
+    ):
+        found = stored(f"fedeba-{name}-sound")
+        for row, signs in (("fedeba", than_fedeba), ("fedavg", than_fedavg)):
+            assert [told(found, column, "fedeba_v5", row, m) for m in measures] == signs
+    (shards, dirichlet) = of_one_model(
+        "fedeba-fashion-sound", "fashion-shards", "fashion-dirichlet"
+    )
+    assert [figures(shards, row)[0] for row in ("fedeba_v5", "fedeba")] == [69.0, 64.0]
+    assert [figures(shards, row)[2] for row in ("fedeba_v5", "fedeba")] == [17.3, 10.4]
+    assert figures(dirichlet, "fedeba_v5")[0] == 76.7
+    (shards,) = of_one_model("fedeba-mnist-sound", "mnist-shards")
+    assert figures(shards, "fedeba_v5")[0] == 80.2
+    (cifar,) = of_one_model("fedeba-cifar10-sound", "cifar10-dirichlet")
+    said = [figures(cifar, row)[0] for row in ("fedeba_v5", "fedeba", "fedavg")]
+    assert said == [21.9, 16.4, 29.9]
+
+
 def test_ablation_of_fedeba() -> None:
     found, column = stored("fedeba-ablation-sound"), "mnist-shards"
 
