@@ -910,6 +910,27 @@ def test_strengths_of_ser() -> None:
     assert told(found, "cifar10", "weak", "none", "worst") == -1
 
 
+def test_forms_of_ser() -> None:
+    found = stored("ser-strength-sound")
+    columns = ("femnist", "shakespeare", "cifar10")
+    for row, metric, signs in (
+        ("posthoc", "hessian_trace", [-1, -1, -1]),
+        ("posthoc", "mean", [-1, 0, -1]),
+        ("plain", "mean", [0, 0, 0]),
+        ("plain", "worst", [0, 0, 0]),
+        ("plain", "hessian_trace", [0, 1, 1]),
+    ):
+        assert [told(found, c, row, "none", metric) for c in columns] == signs
+    traces = [mean(found, c, "posthoc", "hessian_trace") for c in columns]
+    assert (round(traces[0]), *(round(t, 1) for t in traces[1:])) == (216, 14.5, 23.6)
+    sharper = [round(mean(found, c, "plain", "hessian_trace"), 1) for c in columns[1:]]
+    assert sharper == [25.8, 58.2]
+    for row, said in (
+        ("none", [35.4, 24.5, 45.9]), ("posthoc", [24.6, 23.9, 31.8]), ("plain", [37.4, 25.2, 44.6])
+    ):  # fmt: skip
+        assert [round(mean(found, c, row, "mean"), 1) for c in columns] == said
+
+
 def test_rounds_to_the_target_with_ser() -> None:
     """Runs that never reach it count as its last round."""
     later = {}
