@@ -29,8 +29,8 @@ from evenfed.report.charts import (
     draw,
     standalone,
 )
-from evenfed.report.charts.canvas import SERIES, Scale, nice
-from evenfed.report.charts.planes import _spread
+from evenfed.report.charts.canvas import PRINT, SERIES, Scale, nice, width_of
+from evenfed.report.charts.planes import _spread, draw_scatter
 from evenfed.report.charts.rows import MANY
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -153,3 +153,17 @@ def test_ticks_of_rounds_are_whole_numbers() -> None:
     figure = Lines("f", "t", "", "round", "loss", [Line("a", [0, 2, 3], [7.2, 7.5, 7.8])])
     assert ">2<" in draw(figure)
     assert ">0.5<" not in draw(figure)
+
+
+def test_clouds_of_a_figure_are_all_named_inside_it_and_told_apart() -> None:
+    clouds = [Cloud(f"a method of number {i}", [0.1, 0.2], [0.2, 0.1]) for i in range(10)]
+    canvas = draw_scatter(Scatter("k", "t", "d", "x", "y", clouds, []), 720, PRINT)
+    drawn = ET.fromstring(canvas.svg("t", "d"))
+    texts = [e for e in drawn.iter() if e.tag.endswith("text")]
+    places = {e.text: (float(e.get("x", 0)), float(e.get("y", 0))) for e in texts}
+    for cloud in clouds:
+        left, _ = places[cloud.label]
+        assert left + width_of(cloud.label, 12.5, bold=True) <= 720
+    assert len({places[cloud.label] for cloud in clouds}) == 10
+    marks = [e for e in drawn.iter() if e.tag.endswith("circle") and e.get("r") == "4.5"]
+    assert len({(e.get("fill"), e.get("stroke")) for e in marks}) == 10

@@ -107,20 +107,20 @@ def _line(canvas: Canvas, line: Line, index: int, x: Scale, y: Scale, banded: bo
 
 
 def draw_scatter(figure: Scatter, width: float, theme: Theme) -> Canvas:
-    """Clouds with the line through their best points; labels stand at the best points' ends."""
-    height = 300 if is_narrow(width) else 340
+    """Clouds with the line through their best points, named above in as many lines as it takes."""
+    key, lines = _key([cloud.label for cloud in figure.clouds], width)
+    more = 18 * (lines - 1)
+    height = (300 if is_narrow(width) else 340) + more
     canvas = Canvas(width, height, theme)
     xs = [v for c in figure.clouds for v in c.x] + [p[1] for p in figure.points]
     ys = [v for c in figure.clouds for v in c.y] + [p[2] for p in figure.points]
     x = Scale(*nice(xs, low=0.0 if min(xs, default=0) < 0.05 else None), _LEFT, width - 12)
-    y = Scale(*nice(ys), height - _FOOT, _TOP + 12)
+    y = Scale(*nice(ys), height - _FOOT, _TOP + 12 + more)
     _frame(canvas, x, y, (figure.x, figure.y))
-    key = float(_LEFT)
-    for i, cloud in enumerate(figure.clouds):
+    for i, (cloud, (left, line)) in enumerate(zip(figure.clouds, key, strict=True)):
         _cloud(canvas, cloud, i, x, y, figure.joined)
-        canvas.add("circle", cx=f"{key + 5:g}", cy=24, r=4.5, fill=theme.color(i))
-        canvas.text(key + 14, 28, cloud.label, weight=600, fill=theme.color(i))
-        key += width_of(cloud.label, 12.5) + 36
+        canvas.add("circle", cx=f"{left + 5:g}", cy=24 + 18 * line, r=4.5, **_mark(theme, i))
+        canvas.text(left + 14, 28 + 18 * line, cloud.label, weight=600, fill=theme.color(i))
     for label, a, b in figure.points:
         canvas.add("path", label, class_="mark", fill="none", stroke=theme.ink, stroke_width="1.5",
                    d=f"M{x(a) - 4:g},{y(b) - 4:g}l8,8m0,-8l-8,8")  # fmt: skip
@@ -128,6 +128,27 @@ def draw_scatter(figure: Scatter, width: float, theme: Theme) -> Canvas:
         canvas.text(x(a) + (-8 if right else 8), y(b) - 5, label, size=11, fill=theme.soft,
                     anchor="end" if right else "start")  # fmt: skip
     return canvas
+
+
+def _key(labels: list[str], width: float) -> tuple[list[tuple[float, int]], int]:
+    """Where names of clouds begin, and in which line; and the number of lines."""
+    places: list[tuple[float, int]] = []
+    left, line = float(_LEFT), 0
+    for label in labels:
+        room = width_of(label, 12.5, bold=True) + 30
+        if left > _LEFT and left + room > width:
+            left, line = float(_LEFT), line + 1
+        places.append((left, line))
+        left += room
+    return places, line + 1
+
+
+def _mark(theme: Theme, index: int) -> dict[str, str]:
+    """How a point looks: hollow where its colour is that of an earlier series."""
+    color = theme.color(index)
+    if index < len(theme.series):
+        return {"fill": color}
+    return {"fill": theme.paper, "stroke": color, "stroke_width": "1.6"}
 
 
 def _cloud(canvas: Canvas, cloud: Cloud, index: int, x: Scale, y: Scale, joined: bool) -> None:
@@ -140,5 +161,6 @@ def _cloud(canvas: Canvas, cloud: Cloud, index: int, x: Scale, y: Scale, joined:
         canvas.add("polyline", points=path, fill="none", stroke=color, stroke_width="1.5",
                    stroke_dasharray=DASHES[index % len(DASHES)])  # fmt: skip
     for a, b, name, good in zip(cloud.x, cloud.y, names, best, strict=True):
-        canvas.add("circle", name, class_="mark", cx=x(a), cy=y(b), r=4 if good else 3, fill=color,
-                   fill_opacity="0.85" if good else "0.25")  # fmt: skip
+        canvas.add("circle", name, class_="mark", cx=x(a), cy=y(b), r=4 if good else 3,
+                   fill_opacity="0.85" if good else "0.25",
+                   **_mark(canvas.theme, index))  # fmt: skip
