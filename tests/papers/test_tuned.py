@@ -206,7 +206,7 @@ def test_a_row_of_ser_has_accuracy_rounds_and_curvature() -> None:
 
 @pytest.mark.parametrize("table", [table.key for table in ser.PAPER.tables])
 def test_every_row_of_ser_takes_its_options(table: str) -> None:
-    corrected = {"ser", "random", "shrink", "weakest", "weaker", "weak", "strong"}
+    corrected = {"random", "shrink", *ser.ARMS} - {"none"}
     for job in ser.PAPER.table(table).jobs(Setting("sound", False, (0,))):
         plan = tuned.planned(dict(job.settings), job.seed)
         local = plan.config.built_method().local  # type: ignore[attr-defined]
@@ -217,10 +217,16 @@ def test_every_row_of_ser_takes_its_options(table: str) -> None:
 def test_strengths_of_ser_differ_in_rho_alone_and_share_the_runs_of_controls() -> None:
     setting = Setting("sound", False, (0, 1))
     found = {job.key: job for job in ser.PAPER.table("strength").jobs(setting)}
-    rhos = {job.rows[0]: job.settings["options"]["local.ser.rho"] for job in found.values()}
+    options = {job.rows[0]: job.settings["options"] for job in found.values()}
+    rhos = {row: options[row]["local.ser.rho"] for row in ser.STRENGTHS}
     assert sorted(rhos.values()) == [0.0, 0.01, 0.05, 0.1, 0.3, 0.5]
-    for job in found.values():
-        assert ser.STRENGTHS[job.rows[0]][0] == f"rho = {rhos[job.rows[0]]:g}"
+    for row, rho in rhos.items():
+        assert ser.STRENGTHS[row][0] == f"rho = {rho:g}"
+    assert set(options) == {*rhos, "posthoc", "plain"}
+    assert {k for k, v in options["posthoc"].items() if options["weak"][k] != v} == {
+        "local.ser.when"
+    }
+    assert options["plain"] == {**options["ser"], "local.ser.objective": "entropy"}
     shared = [job for job in ser.PAPER.table("controls").jobs(setting) if job.key in found]
     assert len(shared) == 2 * 3 * 2
     assert all(job.settings == found[job.key].settings for job in shared)
