@@ -306,12 +306,30 @@ def test_table_6_of_focus() -> None:
 
 def test_focus_on_text() -> None:
     found = stored("focus-table1_text-published")
-    accuracy = {row: mean(found, "text", row, "accuracy") for _, row in found}
-    loss = {row: mean(found, "text", row, "loss") for _, row in found}
-    assert (round(accuracy["focus"], 3), round(accuracy["fedavg"], 3)) == (0.716, 0.683)
-    assert max(accuracy, key=accuracy.__getitem__) == "focus"
-    assert min(loss, key=loss.__getitem__) == "focus"
-    assert len(found["text", "focus"]) == 5
+    rows = ("focus", "fedavg", "qffl_0.1", "qffl_1", "qffl_10", "afl")
+    for column, said in (("text", [0.716, 0.683]), ("sentences", [0.779, 0.757])):
+        accuracy, loss = (
+            {row: mean(found, column, row, metric) for row in rows}
+            for metric in ("accuracy", "loss")
+        )
+        assert [round(accuracy[row], 3) for row in rows[:2]] == said
+        assert max(accuracy, key=accuracy.__getitem__) == "focus"
+        assert min(loss, key=loss.__getitem__) == "focus"
+        assert len(found[column, "focus"]) == 5
+    for row in rows:
+        assert mean(found, "sentences", row, "accuracy") > mean(found, "text", row, "accuracy")
+    faa = {row: mean(found, "sentences", row, "faa") for row in rows}
+    assert [round(faa[row], 3) for row in rows[:2]] == [0.076, 0.100]
+    assert min(faa, key=faa.__getitem__) == "focus"
+    apart = {row for row in rows[1:] if told(found, "sentences", "focus", row, "faa")}
+    assert apart == {"afl"}
+    text = (RESULTS / "focus-table1_text-published.json").read_text(encoding="utf-8")
+    words = [
+        run["facts"]["focus"]["true clusters"]
+        for run in json.loads(text)["runs"]
+        if run["column"] == "sentences" and "focus" in run["values"]
+    ]
+    assert words == ["not found"] * 5
 
 
 def test_convergence_of_hetpfl_and_praffl() -> None:
