@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = "published or sound; see the paper's page. By default the paper's first."
 REVIEWS = "focus, text: CSV or Parquet file with columns text and label (0 or 1)."
+MISSING = "Run only jobs that the stored results lack, or have without the digest of their code."
 CHECK = (
     "Run the quick version and compare with the stored one; what moved is run again with other "
     "rounding."
@@ -40,9 +41,7 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder of stored jobs and results; a broken table goes on there.")
     ] = Path("papers"),
-    missing: Annotated[
-        bool, typer.Option("--missing", help="Run only jobs that the stored results do not have.")
-    ] = False,
+    missing: Annotated[bool, typer.Option("--missing", help=MISSING)] = False,
     check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
     pages: Annotated[
         Path | None, typer.Option(help="Write the pages of all papers there, e.g. docs/papers.")

@@ -131,6 +131,15 @@ def test_stored_results_can_be_gone_on_from(tmp_path: Path) -> None:
     assert len(CALLS) == 6  # of other versions nothing is kept
 
 
+def test_a_stored_run_of_unknown_code_is_run_again(tmp_path: Path) -> None:
+    stored = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "a")
+    unknown = replace(stored, runs=(replace(stored.runs[0], code=""), *stored.runs[1:]))
+    CALLS.clear()
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "b", known=unknown)
+    assert CALLS == [stored.runs[0].job]
+    assert all(run.code == store.code() for run in results.runs)
+
+
 def test_a_run_without_a_number_is_no_result(tmp_path: Path) -> None:
     results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
     assert store.is_current(TABLE, results)

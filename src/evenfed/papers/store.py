@@ -211,8 +211,11 @@ def stored(folder: Path, paper: str) -> list[Results]:
 
 
 def kept(results: Results, jobs: Iterable[Job]) -> dict[str, Run]:
-    """Runs of stored results with a job's very settings and today's versions, by its key."""
-    found = {run.job: run for run in results.runs if run.measured}
+    """Runs of stored results with a job's very settings and today's versions, by its key.
+
+    A run that does not say which code made it is not kept.
+    """
+    found = {run.job: run for run in results.runs if run.measured and run.code}
     if results.versions != versions():
         return {}
     return {
