@@ -136,7 +136,7 @@ def test_a_stored_run_of_unknown_code_is_run_again(tmp_path: Path) -> None:
     unknown = replace(stored, runs=(replace(stored.runs[0], code=""), *stored.runs[1:]))
     CALLS.clear()
     results = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "b", known=unknown)
-    assert CALLS == [stored.runs[0].job]
+    assert CALLS == ["toy-good-0"]
     assert all(run.code == store.code() for run in results.runs)
 
 
