@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 PROTOCOL = "published or sound; see the paper's page. By default the paper's first."
 REVIEWS = "focus, text: CSV or Parquet file with columns text and label (0 or 1)."
-MISSING = "Run only jobs that the stored results lack, or have without the digest of their code."
+MISSING = (
+    "Run only jobs that the stored results lack, or have without the digest of their code or the "
+    "name of their processor."
+)
 CHECK = (
     "Run the quick version and compare with the stored one; what moved is run again with other "
     "rounding."

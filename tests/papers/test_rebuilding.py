@@ -131,13 +131,15 @@ def test_stored_results_can_be_gone_on_from(tmp_path: Path) -> None:
     assert len(CALLS) == 6  # of other versions nothing is kept
 
 
-def test_a_stored_run_of_unknown_code_is_run_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("origin", ["code", "processor"])
+def test_a_stored_run_of_unknown_origin_is_run_again(tmp_path: Path, origin: str) -> None:
     stored = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "a")
-    unknown = replace(stored, runs=(replace(stored.runs[0], code=""), *stored.runs[1:]))
+    first, *rest = stored.runs
+    unknown = replace(stored, runs=(replace(first, **{origin: ""}), *rest))
     CALLS.clear()
     results = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "b", known=unknown)
     assert CALLS == ["toy-good-0"]
-    assert all(run.code == store.code() for run in results.runs)
+    assert all(run.code == store.code() and run.processor for run in results.runs)
 
 
 def test_a_run_without_a_number_is_no_result(tmp_path: Path) -> None:

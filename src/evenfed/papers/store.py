@@ -213,9 +213,9 @@ def stored(folder: Path, paper: str) -> list[Results]:
 def kept(results: Results, jobs: Iterable[Job]) -> dict[str, Run]:
     """Runs of stored results with a job's very settings and today's versions, by its key.
 
-    A run that does not say which code made it is not kept.
+    A run that does not say which code made it, and on which processor, is not kept.
     """
-    found = {run.job: run for run in results.runs if run.measured and run.code}
+    found = {run.job: run for run in results.runs if run.measured and run.code and run.processor}
     if results.versions != versions():
         return {}
     return {
