@@ -3,15 +3,12 @@
 python -m benchmarks.focus_study table   [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study starts  [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
 python -m benchmarks.focus_study entropy [--dataset digits|mnist|linear] [--seeds 0,1,2,3,4]
-python -m benchmarks.focus_study rates   --dataset mnist|cifar10 --seeds 100 [--rates 0.1,0.2,0.5]
-python -m benchmarks.focus_study rates   --dataset imdb --reviews FILE --encoder NAME --seeds 100
 
 Rotated images: 10 clients, seven at 0 degrees, two at 90, one at 180; mlp with 64 hidden units. The
 linear task: 10 clients, the last an outlier. All methods train on the same clients, batches and
 first weights. Cells of `table` are means over seeds with standard deviations; `starts` counts the
 seeds in which the most likely models of the clients are the true clusters; `entropy` shows what
-FedEBA+'s weights inside the clusters do; `rates` is how `evenfed paper focus` came to its rates:
-FedAvg with each, on validation data of a seed that no table has.
+FedEBA+'s weights inside the clusters do.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +25,6 @@ from scipy import stats
 import evenfed as ef
 from evenfed.methods.afl import AFL
 from evenfed.methods.focus import Focus
-from evenfed.papers.agents import made
-from evenfed.papers.focus import FULL, ROTATED
 
 ROTATIONS = "0:7,90:2,180:1"
 # data, model, local training, models, rounds
@@ -157,47 +151,14 @@ def entropy(dataset: str, seeds: list[int]) -> None:
         print(f"| {name} | {count} of {len(seeds)} | {' | '.join(cells)} |", flush=True)
 
 
-def rates(dataset: str, seeds: list[int], lrs: list[float], own: dict[str, Any]) -> None:
-    """Accuracy and loss of FedAvg on validation data by rate, with all else as in the recipe."""
-    base = FULL[dataset]
-    engine = "sequential" if base["model"]["name"] == "resnet" else "vectorized"
-    own = own if dataset == "imdb" else {"rotations": ROTATED[dataset][3]}
-    options = {**base["data"], "val": 0.1, **own}
-    print("| rate | mean accuracy | mean loss | largest loss of a client |")
-    print("|---|---|---|---|")
-    for lr in lrs:
-        method = ef.FedAvg(local=ef.LocalTraining(**{**base["local"], "lr": lr}))
-        found = []
-        for seed in seeds:
-            data = ef.load(dataset, seed=seed, **options)
-            result = ef.train(
-                method, data, rounds=base["rounds"], seed=seed, evaluate_every=0,
-                model=partial(made, base["model"], data.schema.shape, data.schema.classes),
-                engine=ef.EngineOptions(engine, workers=1),
-            )  # fmt: skip
-            found.append(result.summary("val"))
-        names = ("client_accuracy_mean", "client_loss_mean", "client_loss_max")
-        cells = [cell([float(summary[name]) for summary in found]) for name in names]
-        print(f"| {lr:g} | {' | '.join(cells)} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["table", "starts", "entropy", "rates"])
-    parser.add_argument("--dataset", default="digits", choices=[*TASKS, "cifar10", "imdb"])
+    parser.add_argument("what", choices=["table", "starts", "entropy"])
+    parser.add_argument("--dataset", default="digits", choices=list(TASKS))
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--rates", default="0.05,0.1,0.2,0.5,1", help="those that `rates` tries")
-    parser.add_argument("--reviews", help="second review set of `rates --dataset imdb`")
-    parser.add_argument("--encoder", default="hashing:2048", help="of `rates --dataset imdb`")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    if given.what == "rates":
-        own = {"others": given.reviews, "encoder": given.encoder}
-        rates(given.dataset, seeds, [float(lr) for lr in given.rates.split(",")], own)
-        return
-    if given.dataset not in TASKS:
-        raise SystemExit(f"{given.what}: not with --dataset {given.dataset}")
     studies = {"table": table, "starts": starts, "entropy": entropy}
     studies[given.what](given.dataset, seeds)
 

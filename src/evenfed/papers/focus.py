@@ -375,6 +375,6 @@ PAPER = Paper(
         "validation data within the hour. Rates of images and of text are those of FedAvg's "
         "lowest loss on validation data, of those within 0.002 of it the smallest. All with a "
         "seed that no table has; other options were not tuned (rates: `python -m "
-        "benchmarks.focus_study rates`).",
+        "benchmarks.focus_recipe rates`).",
     },
 )  # fmt: skip
