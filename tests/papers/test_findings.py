@@ -733,13 +733,13 @@ def test_ablation_of_fedeba() -> None:
     assert told(found, column, "aggregation", "fedavg", "worst") == 1
     for row, than in (("alignment", "fedavg"), ("both", "alignment"), ("both", "aggregation")):
         assert told(found, column, row, than, "variance") == 0
-    assert (figures("tau-0.1", "mean"), figures("fedavg", "mean")) == (63.6, 83.1)
+    assert (figures("tau-0.1", "mean"), figures("fedavg", "mean")) == (65.0, 83.1)
     below = {row for c, row in found if told(found, c, row, "fedavg", "mean") < 0}
     assert below == {"tau-0.1", "theta-45", "theta-90"}
     assert found[column, "theta-45"] == found[column, "theta-90"]
     worse = {row for c, row in found if told(found, c, row, "both", "mean") < 0}
     assert worse == {"tau-0.1", "theta-30", "alpha-0.1"}
-    for row, lost in (("theta-30", 3.9), ("alpha-0.1", 1.3), ("alpha-0.9", 4.7)):
+    for row, lost in (("theta-30", 3.9), ("alpha-0.1", 1.3), ("alpha-0.9", 4.8)):
         gap = mean(found, column, "both", "mean") - mean(found, column, row, "mean")
         assert round(gap, 1) == lost
 
@@ -751,7 +751,7 @@ def test_noise_and_caps_of_fedeba() -> None:
         for row in ("fedeba-capped", "fedeba-robust", "fedavg")
     }
     assert {row: round(value, 1) for row, value in gains.items()} == {
-        "fedeba-capped": 1.5, "fedeba-robust": 7.3, "fedavg": 9.9
+        "fedeba-capped": 1.5, "fedeba-robust": 8.7, "fedavg": 10.0
     }  # fmt: skip
     assert told(found, "some", "fedeba-capped", "fedeba", "clean") == 0
     assert told(found, "some", "fedeba-robust", "fedeba", "clean") == 1
@@ -768,10 +768,10 @@ def signs(found: Rows, column: str, metric: str) -> dict[str, int]:
 def test_ser_on_femnist() -> None:
     found, column = stored("ser-femnist-sound"), "femnist"
     for metric, pair in (
-        ("hessian_trace", (194, 268)),
-        ("top_eigenvalue", (37, 63)),
-        ("variance", (201, 286)),
-        ("sign_entropy", (0.904, 0.846)),
+        ("hessian_trace", (195, 268)),
+        ("top_eigenvalue", (38, 63)),
+        ("variance", (206, 286)),
+        ("sign_entropy", (0.897, 0.846)),
     ):
         digits = 3 if metric == "sign_entropy" else 0
         rows = ("local-ser", "local")
@@ -784,7 +784,7 @@ def test_ser_on_femnist() -> None:
     assert lost == {"ditto": -1, "entropy": -1}
     assert {base: s for base, s in signs(found, column, "worst").items() if s} == {"entropy": -1}
     for base, metric, points in (
-        ("ditto", "mean", 2.2), ("entropy", "mean", 6.2), ("entropy", "worst", 5.3)
+        ("ditto", "mean", 2.4), ("entropy", "mean", 6.2), ("entropy", "worst", 5.3)
     ):  # fmt: skip
         gap = mean(found, column, base, metric) - mean(found, column, f"{base}-ser", metric)
         assert round(gap, 1) == points
@@ -836,9 +836,9 @@ def test_controls_of_ser() -> None:
     found = stored("ser-controls-sound")
     others = ("none", "random", "shrink", "rate")
     said = {
-        "femnist": (194.0, 242.0, 277.0),
+        "femnist": (195.0, 242.0, 277.0),
         "shakespeare": (10.3, 15.6, 16.0),
-        "cifar10": (12.3, 36.8, 44.3),
+        "cifar10": (12.5, 38.3, 43.7),
     }
     for column, figures in said.items():
         traces = [mean(found, column, row, "hessian_trace") for row in others]
@@ -856,7 +856,7 @@ def test_controls_of_ser() -> None:
                 assert min(interval(difference)) > 0, (column, row, metric)
     accuracy = [mean(found, "cifar10", row, "mean") for row in others]
     figures = (mean(found, "cifar10", "ser", "mean"), min(accuracy), max(accuracy))
-    assert tuple(round(x, 1) for x in figures) == (35.5, 45.5, 46.0)
+    assert tuple(round(x, 1) for x in figures) == (35.9, 44.8, 46.0)
 
 
 def test_ser_on_cifar10() -> None:
