@@ -252,8 +252,8 @@ HEADS = (
 REASONS = {
     "published/fedfb/*": "FedFB: the public code adds the constant part of the groups' difference "
     "once a client, ties the weights of all groups to the size of the first, nearly loses the "
-    "first client in the mean, and chooses a round. None of it is repeated here (but for the round, "
-    "Table 1); with all of it our figures come near print on all but BANK (see above).",
+    "first client in the mean, and chooses a round. None of it is repeated here but the round "
+    "(Table 1). With all of it our figures come near print on all but BANK: see above.",
     "published/equifl/*": "EquiFL: the public code penalises the variance of scores with a large "
     "weight, which drives models towards a constant; here the penalty is on the covariance.",
     "published/praffl/*": "PraFFL: by the public code the printed row is HetPFL's training with "
