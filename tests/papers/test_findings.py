@@ -343,7 +343,7 @@ def test_convergence_of_hetpfl_and_praffl() -> None:
         for at in (1, 3, 5, 15)
     }
     assert len(found["adult", "hetpfl"]) == 5
-    assert ahead == {1: 10, 3: 8, 5: 14, 15: 11}
+    assert ahead == {1: 10, 3: 10, 5: 13, 15: 10}
     found = stored("hetpfl-figure5-sound")
     apart = set()
     for metric, said in (("round", [15, 13, 12, 14]), ("tight", [13, 16, 10, 13])):
@@ -436,18 +436,20 @@ def test_hetpfl_beside_printed_figures() -> None:
 
 def test_agnosticfair_breaks_down_by_its_logits() -> None:
     found = stored("hetpfl-table1-published")
-    for column, broken, constant, ends in (
-        ("adult", 4, 0.764, (0.735, 0.762)),
-        ("bank", 1, 0.883, (0.865, 0.877)),
+    for column, least, broken, constant, ends in (
+        ("adult", 0.3, 4, 0.764, (0.735, 0.762)),
+        ("bank", 0.7, 2, 0.883, (0.865, 0.877)),
     ):
         own, bounded = (
             [values["global_hypervolume"] for values in found[column, row]]
             for row in ("agnosticfair", "agnosticfair_bounded")
         )
-        assert (sum(value < 0.3 for value in own), len(own)) == (broken, 5)
+        assert (sum(value < least for value in own), len(own)) == (broken, 5)
         assert (round(min(bounded), 3), round(max(bounded), 3)) == ends
         assert round(mean(found, column, "constant", "global_hypervolume"), 3) == constant
         assert max(bounded) < constant
+        if column == "bank":
+            assert [round(value, 2) for value in own if value < least] == [0.69, 0.65]
 
 
 def test_hetpfl_beside_methods_without_preferences() -> None:
@@ -465,7 +467,7 @@ def test_hetpfl_beside_methods_without_preferences() -> None:
         "HetPFL has more global hypervolume than LFT+Ensemble 100 clients",
     }
     sound = [word for _, word in words("table1", "sound")]
-    assert (sound.count("holds"), sound.count("fails"), len(sound)) == (26, 1, 48)
+    assert (sound.count("holds"), sound.count("fails"), len(sound)) == (27, 1, 48)
     found = stored("hetpfl-table1-sound")
     columns = ("synthetic", "compas", "bank", "adult")
     metrics = ("local_hypervolume", "global_hypervolume")
@@ -474,10 +476,14 @@ def test_hetpfl_beside_methods_without_preferences() -> None:
         for column in columns
         for metric in metrics
     }
-    signs = {("compas", metrics[1]): -1, ("adult", metrics[1]): 1}
+    signs = {("compas", metrics[1]): -1, ("adult", metrics[1]): 1, ("bank", metrics[0]): 1}
     assert apart == dict.fromkeys(apart, 0) | signs
-    for column, said in (("compas", [0.649, 0.594]), ("adult", [0.840, 0.852])):
-        means = [mean(found, column, row, metrics[1]) for row in ("equifl", "hetpfl")]
+    for (column, metric), said in (
+        (("compas", metrics[1]), [0.649, 0.594]),
+        (("adult", metrics[1]), [0.840, 0.852]),
+        (("bank", metrics[0]), [0.882, 0.892]),
+    ):
+        means = [mean(found, column, row, metric) for row in ("equifl", "hetpfl")]
         assert [round(value, 3) for value in means] == said
     published_1 = stored("hetpfl-table1-published")
     changes = []
@@ -507,7 +513,7 @@ def test_one_model_and_a_constant_prediction() -> None:
         for row in rows
         for metric in ("local_hypervolume", "global_hypervolume")
     ]
-    assert (sum(below), len(below)) == (75, 120)
+    assert (sum(below), len(below)) == (76, 120)
 
 
 def test_hetpfl_beside_praffl_by_its_own_measure() -> None:
@@ -533,8 +539,8 @@ def test_what_the_choice_of_a_round_does_to_hetpfl() -> None:
         if "hetpfl" in run["curves"]:
             curves.setdefault(run["column"], []).append(np.array(run["curves"]["hetpfl"])[:, 1])
     gains = {c: round(float(np.mean([x.max() - x[-1] for x in of])), 3) for c, of in curves.items()}
-    assert gains == {"synthetic": 0.046, "compas": 0.031, "bank": 0.005, "adult": 0.006}
-    assert [int(x.argmax()) + 1 for x in curves["synthetic"]] == [2, 4, 11, 2, 5]
+    assert gains == {"synthetic": 0.037, "compas": 0.029, "bank": 0.004, "adult": 0.009}
+    assert [int(x.argmax()) + 1 for x in curves["synthetic"]] == [2, 4, 2, 2, 3]
 
 
 def test_accuracy_of_hetpfl_at_a_small_disparity() -> None:
@@ -566,15 +572,14 @@ def test_accuracy_of_hetpfl_at_a_small_disparity() -> None:
         return {row: round(value, 3) for row, value in means.items() if value > own}
 
     assert above("adult") == {
-        "lft_ensemble": 0.849, "lft_fedavg": 0.849, "fairfed": 0.848, "fedfb": 0.848,
-        "equifl": 0.841,
+        "lft_ensemble": 0.848, "lft_fedavg": 0.849, "fairfed": 0.848, "equifl": 0.845
     }  # fmt: skip
-    assert above("synthetic") == {"equifl": 0.707}
+    assert above("synthetic") == {"equifl": 0.706}
     assert len(defined(found, "compas", "equifl")) == 5
     constant, equal = (np.mean(defined(found, "compas", row)) for row in ("constant", "equifl"))
     assert round(float(constant), 3) == round(float(equal), 3)
     clients = stored("hetpfl-table3-sound")
-    for row, said in (("equifl", [0.715, 0.716, 0.709]), ("hetpfl", [0.637, 0.654, 0.671])):
+    for row, said in (("equifl", [0.717, 0.716, 0.709]), ("hetpfl", [0.637, 0.654, 0.671])):
         means = [float(np.mean(defined(clients, c, row))) for c in ("10", "100", "300")]
         assert [round(value, 3) for value in means] == said
 
@@ -604,7 +609,7 @@ def test_hetpfl_with_more_clients() -> None:
     for row, value in {"praffl": 0.559, "constant": 0.601}.items():
         assert round(mean(found, "300", row, whole), 3) == value
     others = [round(mean(found, c, "equifl", local), 3) for c in columns]
-    assert others == [0.781, 0.769, 0.748]
+    assert others == [0.779, 0.769, 0.747]
 
 
 Means = dict[str, dict[str, float]]
