@@ -6,8 +6,9 @@ python -m benchmarks.fedeba_study tune|confirm|fragile|noise|rates [--data digit
 seeds 0 to 4, and says in how many cells (data and rate) each beats FedAvg on all three measures;
 ties go to the larger mean of the worst 5 %. The others are on test data, seeds 10 to 14. Every
 figure is a mean over seeds and over the last five evaluations, ten rounds apart. MNIST needs the
-data folder. `rates` is FedEBA+ of the table `evenfed paper fedeba --table mnist`, on the data on
-which that table chooses its settings.
+data folder. `rates` is another thing: methods with their defaults, but for the share `alpha` that
+is named, at each of several rates in `--columns` of `evenfed paper fedeba`, on the validation data
+on which those tables choose their settings.
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ NOISE: Arms = FEDAVG | {
     "fedeba p_max=0.15": ("fedeba", {"p_max": 0.15}),
     "fedeba robust=1": ("fedeba", {"robust": 1.0}),
 }
+
+AT_RATES: Arms = {
+    "FedAvg": ("fedavg", {}),
+    "EBA": ("eba", {}),
+    "FedEBA+, alpha = 0.1": ("fedeba", {"alpha": 0.1}),
+    "FedEBA+, alpha = 0.3": ("fedeba", {}),
+    "Prac-FedEBA+, alpha = 0.3": ("prac_fedeba", {"alpha": 0.3}),
+}
+RATES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 def standardised(data: FederatedDataset) -> FederatedDataset:
@@ -178,22 +188,26 @@ def noise(name: str, lr: float, seeds: list[int]) -> None:
             print(f"{len(noisy):3} noisy clients {label:20} {np.mean(found):.3f}", flush=True)
 
 
-def rates() -> None:
-    """FedEBA+ with its defaults and at larger rates: percent of clients' validation data."""
-    table = PAPER.table("mnist")
-    settings = next(
-        job.settings
-        for job in table.jobs(table.setting("sound", False))
-        if job.rows == ("fedeba",) and job.column == "mnist-shards"
-    )
-    plan = tuned.planned(settings, tuned.TUNING_SEED)
-    larger: tuple[dict[str, Any], ...] = (
-        {"tau": 2.0, "alpha": 0.3, "local.lr": 0.2},
-        {"tau": 5.0, "alpha": 0.5, "local.lr": 0.4},
-    )
-    for options in ({}, *larger):
-        done = tuned.trained(settings, plan.using(options), "val", settings["every"])
-        print(options or "defaults", round(tuned.client_values(done)["mean"], 1), flush=True)
+def rates(columns: list[str]) -> None:
+    """Methods with their defaults at several rates: percent of clients' validation data."""
+    jobs = {
+        job.column: job.settings
+        for key in ("mnist", "fashion", "cifar10")
+        for job in PAPER.table(key).jobs(PAPER.table(key).setting("sound", False))
+        if job.rows == ("fedavg",)
+    }
+    print(f"| column | method | {' | '.join(map(str, RATES))} |")
+    print("|---" * (2 + len(RATES)) + "|")
+    for column in columns:
+        for label, (method, options) in AT_RATES.items():
+            own = {**jobs[column], "method": method}
+            plan = tuned.planned(own, tuned.TUNING_SEED)
+            cells = []
+            for rate in RATES:
+                wanted = plan.using({**options, "local.lr": rate})
+                done = tuned.trained(own, wanted, "val", own["every"])
+                cells.append(f"{tuned.client_values(done)['mean']:.1f}")
+            print(f"| {column} | {label} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
@@ -201,6 +215,9 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("tune", "confirm", "fragile", "noise", "rates"))
     parser.add_argument("--data", default="digits,digits standardised,mnist standardised")
     parser.add_argument("--seeds")
+    parser.add_argument(
+        "--columns", default="mnist-shards,fashion-shards,fashion-dirichlet,cifar10-dirichlet"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     usual = "0,1,2,3,4" if given.what == "tune" else "10,11,12,13,14"
@@ -217,4 +234,4 @@ if __name__ == "__main__":
     elif given.what == "noise":
         noise("digits standardised", 0.05, seeds)
     else:
-        rates()
+        rates(given.columns.split(","))

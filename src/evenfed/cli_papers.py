@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 PROTOCOL = "published or sound; see the paper's page. By default the paper's first."
 REVIEWS = "focus, text: CSV or Parquet file with columns text and label (0 or 1)."
 MISSING = (
-    "Run only jobs that the stored results lack, or have without the digest of their code or the "
-    "name of their processor."
+    "Run only jobs that the paper's stored results lack, or have without the digest of their code "
+    "or the name of their processor."
 )
 CHECK = (
-    "Run the quick version and compare with the stored one; what moved is run again with other "
-    "rounding."
+    "Run the quick version and compare with the stored one, all protocols unless one is named; "
+    "what moved is run again with other rounding."
 )
 ENCODER = (
     "focus, text: encoder of its second column, e.g. sentence-transformers:MODEL; by default that "
@@ -75,21 +75,21 @@ def command(
         _list()
         return
     wanted = paper(name)
-    if protocol is None:
-        protocol = next(iter(wanted.protocols))
-    if protocol not in PROTOCOLS:
+    if protocol not in (None, *PROTOCOLS):
         raise ConfigError(f"--protocol is '{protocol}'; it may be {' or '.join(PROTOCOLS)}")
-    chosen = wanted.tables if table is None else (wanted.table(table),)
-    chosen = tuple(t for t in chosen if protocol in t.seeds)
+    protocols = list(wanted.protocols) if check else list(wanted.protocols)[:1]
+    protocols = protocols if protocol is None else [protocol]
+    tables = wanted.tables if table is None else (wanted.table(table),)
+    chosen = [(t, which) for which in protocols for t in tables if which in t.seeds]
     if not chosen:
-        has = {one for t in wanted.tables if table in (None, t.key) for one in t.seeds}
+        has = {one for t in tables for one in t.seeds}
         raise ConfigError(
-            f"{table or name} has no protocol '{protocol}'; it has {' and '.join(sorted(has))}"
+            f"{table or name} has no protocol '{protocols[0]}'; it has {' and '.join(sorted(has))}"
         )
     given = None if seeds is None else _integers(seeds)
     failed, without = 0, []
-    for one in chosen:
-        setting = one.setting(protocol, quick or check, given)
+    for one, which in chosen:
+        setting = one.setting(which, quick or check, given)
         try:
             failed += (
                 _checked(wanted, one, setting, out, jobs)
@@ -108,11 +108,9 @@ def command(
 
 
 def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int, missing: bool) -> int:
+    from evenfed.papers import store
     from evenfed.papers.pages import table_text
     from evenfed.papers.running import rebuild
-    from evenfed.papers.store import read, result_path
-
-    stored = result_path(wanted.name, table.key, setting, out)
 
     minutes = table.minutes(setting)
     typer.echo(
@@ -121,11 +119,11 @@ def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int, mi
     )  # fmt: skip
     results = rebuild(
         wanted, table, setting, folder=out, jobs=jobs, say=lambda text: typer.echo(text, err=True),
-        known=read(stored) if missing and stored.is_file() else None,
+        known=store.stored(out, wanted.name) if missing else (),
     )  # fmt: skip
     typer.echo(f"{wanted.title}, {table.title}, {setting.protocol} protocol\n")
     typer.echo(table_text(table, results))
-    typer.echo(f"\nstored in {stored}")
+    typer.echo(f"\nstored in {store.result_path(wanted.name, table.key, setting, out)}")
     return 0
 
 

@@ -152,6 +152,8 @@ def test_the_limits_of_qffl_that_the_reasons_name():
         reason = focus.REASONS[f"published/qffl_{q}/synthetic/*"]
         assert f"{loss}" in reason
         assert f"{spread}" in reason
+    # AFL's smallest largest loss is half-way, where all losses are 0.01 + 1/4
+    assert "a loss of 0.260 and an FAA of 0" in focus.REASONS["published/afl/synthetic/*"]
 
 
 def test_text_without_a_second_set_is_refused_by_the_option(monkeypatch: pytest.MonkeyPatch):

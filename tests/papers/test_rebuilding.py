@@ -121,14 +121,28 @@ def test_stored_results_can_be_gone_on_from(tmp_path: Path) -> None:
 
     CALLS.clear()
     table = replace(TABLE, jobs=changed)
-    results = rebuild(PAPER, table, FULL, folder=tmp_path / "b", known=stored)
+    results = rebuild(PAPER, table, FULL, folder=tmp_path / "b", known=[stored])
     assert CALLS == ["toy-bad-0", "toy-bad-1", "toy-bad-2"]
     assert results.values("good", "toy", "accuracy") == stored.values("good", "toy", "accuracy")
     assert [run.job for run in results.runs] == [job.key for job in jobs(FULL)]
     CALLS.clear()
     other = replace(stored, versions={**stored.versions, "torch": "1.0"})
-    rebuild(PAPER, table, FULL, folder=tmp_path / "c", known=other)
+    rebuild(PAPER, table, FULL, folder=tmp_path / "c", known=[other])
     assert len(CALLS) == 6  # of other versions nothing is kept
+
+
+def test_runs_of_another_table_are_kept_under_the_names_of_this_one(tmp_path: Path) -> None:
+    stored = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "a")
+
+    def renamed(setting: Setting) -> list[Job]:
+        return [replace(job, key=f"b-{job.key}", column="b") for job in jobs(setting)]
+
+    CALLS.clear()
+    table = replace(TABLE, key="table2", jobs=renamed)
+    results = rebuild(PAPER, table, FULL, folder=tmp_path / "b", known=[stored])
+    assert CALLS == []
+    assert [run.job for run in results.runs] == [f"b-{job.key}" for job in jobs(FULL)]
+    assert results.values("good", "b", "accuracy") == stored.values("good", "toy", "accuracy")
 
 
 @pytest.mark.parametrize("origin", ["code", "processor"])
@@ -137,7 +151,7 @@ def test_a_stored_run_of_unknown_origin_is_run_again(tmp_path: Path, origin: str
     first, *rest = stored.runs
     unknown = replace(stored, runs=(replace(first, **{origin: ""}), *rest))
     CALLS.clear()
-    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "b", known=unknown)
+    results = rebuild(PAPER, TABLE, FULL, folder=tmp_path / "b", known=[unknown])
     assert CALLS == ["toy-good-0"]
     assert all(run.code == store.code() and run.processor for run in results.runs)
 
@@ -151,7 +165,7 @@ def test_a_run_without_a_number_is_no_result(tmp_path: Path) -> None:
     assert not store.is_current(TABLE, refused)
     store.Parts("toy", tmp_path).put(first)
     CALLS.clear()
-    rebuild(PAPER, TABLE, FULL, folder=tmp_path, known=refused)
+    rebuild(PAPER, TABLE, FULL, folder=tmp_path, known=[refused])
     assert CALLS == ["toy-good-0"]
 
 
@@ -286,6 +300,29 @@ def test_a_page_shows_figure_ours_verdict_reason_and_ordering(tmp_path: Path) ->
     assert "- Good: a reason." in text
     assert "- 1 cell: it is bad." in text
     assert "| Good beats bad | holds |" in text
+
+
+def test_a_page_shows_what_was_tried_to_find_out_why(tmp_path: Path) -> None:
+    rebuild(PAPER, TABLE, FULL, folder=tmp_path)
+    assert "## Evidence" not in pages.page("toy", tmp_path)
+    (tmp_path / "studies").mkdir()
+    for name in ("toy-b", "toy-a", "other-a"):
+        (tmp_path / "studies" / f"{name}.md").write_text(f"### {name}\n", encoding="utf-8")
+    assert pages.page("toy", tmp_path).endswith("## Evidence\n\n### toy-a\n\n### toy-b\n")
+
+
+def test_orderings_of_ours_are_told_from_those_of_the_paper(tmp_path: Path) -> None:
+    asked = replace(TABLE.claims[0], text="Good is best", ours=True)
+    joint = replace(TABLE.joint[0], ours=True)
+    table = replace(TABLE, claims=(*TABLE.claims, asked), joint=(*TABLE.joint, joint))
+    text = pages.table_text(table, rebuild(PAPER, table, FULL, folder=tmp_path))
+    stated, _, ours = text.partition("Orderings, asked by us:")
+    assert "Orderings that the paper states:" in stated
+    assert "| Good beats bad | holds |" in stated
+    assert "| Good is best | holds |" in ours
+    assert "Good is best" not in stated
+    row = index._summed(replace(PAPER, tables=(table,)), store.stored(tmp_path, "toy")[0])
+    assert row[-3:-1] == ["1 holds; ours: 1 holds", "good holds; ours: good holds"]
 
 
 def test_the_index_counts_verdicts_and_lists_what_is_open(tmp_path: Path) -> None:
@@ -449,6 +486,31 @@ def test_a_check_fails_where_a_stored_cell_is_not_repeated_but_for_rounding(
     assert done.exit_code == code
     assert "good, toy, accuracy" in done.output
     assert words in done.output
+
+
+def test_a_check_compares_all_protocols_unless_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = replace(
+        TABLE,
+        metrics={**TABLE.metrics, "sound": TABLE.metrics["published"]},
+        seeds={**TABLE.seeds, "sound": (0, 1, 2)},
+    )
+    both = replace(PAPER, tables=(table,), protocols={"published": "as made up.", "sound": "too."})
+    monkeypatch.setattr(recipe, "paper", lambda name: both)
+    for module in (pages, index):
+        monkeypatch.setattr(module, "paper", lambda name: both)
+    out = ["--out", str(tmp_path)]
+    for protocol in ("published", "sound"):
+        assert invoked(["toy", "--quick", "--protocol", protocol, *out]).exit_code == 0
+    done = invoked(["toy", "--check", *out])
+    assert done.exit_code == 0
+    assert [line.split(", ")[2] for line in done.stdout.splitlines()] == ["published", "sound"]
+    stored = store.read(tmp_path / "results" / "toy-table1-sound-quick.json")
+    store.write(fresh(stored, -0.5), tmp_path)
+    monkeypatch.setattr(running, "otherwise", lambda *_: [])
+    assert invoked(["toy", "--check", *out]).exit_code == 1
+    assert invoked(["toy", "--check", "--protocol", "published", *out]).exit_code == 0
 
 
 @pytest.mark.usefixtures("by_name")

@@ -15,6 +15,7 @@ from evenfed.core.errors import ConfigError
 from evenfed.methods.registry import methods
 from evenfed.papers import fedeba, pages, ser, tuned
 from evenfed.papers.recipe import Claim, Column, Job, Joint, Metric, Outcome, Row, Setting, Table
+from evenfed.papers.ser_cases import CASES
 from evenfed.papers.store import collected, finished
 from evenfed.runs.plan import TuneConfig
 from evenfed.runs.result import Result
@@ -59,9 +60,17 @@ def test_every_tuned_row_of_a_column_has_as_many_different_trials(
 def test_rows_of_a_column_differ_in_method_and_options_alone(paper: Any, table: Table) -> None:
     shared: dict[tuple[str, int], str] = {}
     for job in table.jobs(table.setting("sound", quick=False)):
-        own = {k: v for k, v in job.settings.items() if k not in RECIPE}
+        own = {k: v for k, v in job.settings.items() if k not in (*RECIPE, "target")}
         text = json.dumps(own, sort_keys=True, default=dict)
         assert shared.setdefault((job.column, job.seed), text) == text, job.key
+
+
+def test_a_row_with_models_of_the_clients_own_has_their_target() -> None:
+    for table in ser.PAPER.tables:
+        for job in table.jobs(table.setting("sound", quick=False)):
+            method = job.settings["method"]
+            own = method in ("ser", "ditto", "pfedme")
+            assert job.settings["target"] == CASES[job.column].targets[own], job.key
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES, ids=lambda part: getattr(part, "key", ""))

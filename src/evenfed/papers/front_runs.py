@@ -48,12 +48,19 @@ def run(job: Job) -> Outcome:
         )
         return _outcome({"ceiling": (own, whole)})
     if settings["kind"] == "front":
-        return _preferred(settings, data)
+        last = settings.get("round") == "last"
+        return _last(settings, data) if last else _preferred(settings, data)
     if settings["kind"] == "convergence":
         return _convergence(job.rows[0], settings, data)
     points = [_single(settings, knob, data) for knob in settings["knobs"]]
     own = [np.stack(client) for client in zip(*(p[0] for p in points), strict=True)]
     return _outcome({job.rows[0]: (own, np.stack([p[1] for p in points]))})
+
+
+def _last(settings: dict[str, Any], data: FederatedDataset) -> Outcome:
+    """HetPFL without the choice of a round."""
+    result = _followed(settings, data, None)
+    return _outcome({"hetpfl_last": fronts.of_preferences(fused(result, settings["rounds"]))})
 
 
 def _outcome(found: dict[str, tuple[list[FloatArray], FloatArray]]) -> Outcome:

@@ -32,8 +32,9 @@ RULE = (
     "three), those are taken to scatter as ours do, and the interval is that of a difference of "
     "means; where it says neither (FOCUS), the printed figure is taken to be exact. An ordering "
     "*holds* if the differences within seeds have a 95 % interval above 0, *fails* if below; these "
-    "intervals are not corrected for their number: of forty orderings of equals, one holds and one "
-    "fails by chance."
+    "intervals are not corrected for their number: of forty orderings between equal methods, about "
+    "one holds and one fails by chance. Orderings of ours are questions that the paper does not "
+    "ask."
 )
 
 HOUR = 60
@@ -67,10 +68,8 @@ def table_text(table: Table, results: Results) -> str:
         if len(lines) > 2:
             parts.append("\n".join([f"**{column.title}**", "", *lines]))
     for title, lines in (
-        (
-            "Orderings that the paper states" if table.stated else "Orderings, asked by us",
-            _claims(table, results),
-        ),
+        ("Orderings that the paper states", _claims(table, results, ours=False)),
+        ("Orderings, asked by us", _claims(table, results, ours=True)),
         ("So", _joint(table, results)),
         ("Not comparable", _incomparable(judged)),
         ("Why", _reasons(table, results, judged)),
@@ -159,25 +158,33 @@ def line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def judgements(table: Table, results: Results) -> list[tuple[str, str, str]]:
-    """Claim, column, word: for every ordering whose cells were run."""
+def judgements(
+    table: Table, results: Results, ours: bool | None = None
+) -> list[tuple[str, str, str]]:
+    """Claim, column, word: for every ordering whose cells were run.
+
+    Parameters
+    ----------
+    ours : bool, optional
+        Only our own questions, or only what the paper states.
+    """
     known = {m.key: m for m in table.metrics[results.setting.protocol]}
     titles = {c.key: c.title for c in table.columns}
     found: list[tuple[str, str, str]] = []
-    for claim in table.claims:
+    for claim in (c for c in table.claims if ours in (None, c.ours)):
         for column in claim.columns:
-            ours, than = (results.values(r, column, claim.metric) for r in (claim.row, claim.than))
-            if claim.metric in known and ours and len(ours) == len(than):
-                word = compare(ours, than, known[claim.metric])
+            own, than = (results.values(r, column, claim.metric) for r in (claim.row, claim.than))
+            if claim.metric in known and own and len(own) == len(than):
+                word = compare(own, than, known[claim.metric])
                 found.append((claim.text, titles[column], word))
     return found
 
 
-def _claims(table: Table, results: Results) -> list[str]:
+def _claims(table: Table, results: Results, *, ours: bool) -> list[str]:
     """One row an ordering, one column a column of the table."""
     if results.setting.quick:
         return []
-    found = {(text, column): word for text, column, word in judgements(table, results)}
+    found = {(text, column): word for text, column, word in judgements(table, results, ours)}
     columns = list(dict.fromkeys(column for _, column in found))
     if not found:
         return []
@@ -319,4 +326,6 @@ def page(name: str, folder: Path = store.FOLDER) -> str:
             parts.append("Not run yet.")
         for results in own:
             parts += _section(table, results)
+    evidence = store.studies(folder, name)
+    parts += ["## Evidence", *evidence] if evidence else []
     return "\n\n".join(parts) + "\n"

@@ -379,7 +379,8 @@ PAPER = Paper(
         "(60 on all people), B = "
         "10, mean of the last half of the rounds. COMPAS: 10 clients, Dirichlet 0.5 "
         "over sex; ACS Income: 49 states and Puerto Rico, at most 2,000 people of each, "
-        "or all 1.4 million, with three seeds. Clients, people and splits are drawn again with "
+        "or all 1.4 million that the files have, with three seeds (California is missing there, "
+        "and two thirds of Florida). Clients, people and splits are drawn again with "
         "each seed. The quick version has COMPAS alone and 20 rounds. The paper has ACS "
         "Employment and CelebA, which are not at hand, and picks for each error the best of "
         "its sweep on test data; here every point is a row.",

@@ -136,6 +136,8 @@ class Claim:
     ----------
     columns : sequence of str
         Where it is stated; each is judged by itself.
+    ours : bool
+        Whether it is a question of ours, which the paper does not ask.
     """
 
     text: str
@@ -143,6 +145,7 @@ class Claim:
     than: str
     metric: str
     columns: tuple[str, ...]
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,15 @@ class Joint:
         Its name in the table of all verdicts.
     hold, not_fail : sequence of str
         Texts of the table's claims.
+    ours : bool
+        Whether it is a question of ours.
     """
 
     short: str
     text: str
     hold: tuple[str, ...]
     not_fail: tuple[str, ...] = ()
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,8 +219,6 @@ class Table:
         the printed figure; the latter say why a cell differs, where that was looked into.
     options : str
         What a command must name beside the table, e.g. a file.
-    stated : bool
-        Whether the paper states the claims; otherwise they are questions of ours.
     """
 
     key: str
@@ -233,7 +237,6 @@ class Table:
     note: str = ""
     joint: tuple[Joint, ...] = ()
     options: str = ""
-    stated: bool = True
 
     def setting(
         self, protocol: Protocol, quick: bool, seeds: Sequence[int] | None = None
@@ -267,7 +270,10 @@ class Paper:
             if table.key == key:
                 return table
         known = [table.key for table in self.tables]
-        raise ConfigError(f"paper '{self.name}' has no table '{key}'.{suggest(key, known)}")
+        raise ConfigError(
+            f"paper '{self.name}' has no table '{key}'; it has {', '.join(known)}."
+            f"{suggest(key, known)}"
+        )
 
 
 def matched(patterns: Mapping[str, str], *parts: str) -> str | None:

@@ -34,7 +34,7 @@ def rebuild(
     folder: Path = store.FOLDER,
     jobs: int = 1,
     say: Say = lambda message: None,
-    known: Results | None = None,
+    known: Sequence[Results] = (),
 ) -> Results:
     """Run what is missing of a table, and write its results.
 
@@ -46,8 +46,8 @@ def rebuild(
         Processes, of one thread each. They change no number.
     say : callable
         Is told of every job.
-    known : Results
-        Of the same table: its jobs with the same settings and versions are not run again.
+    known : sequence of Results
+        Jobs with the settings and versions of their runs are not run again.
     """
     store.code()  # before the first job: the files may change while it runs
     if not setting.seeds or len(set(setting.seeds)) < len(setting.seeds):
@@ -56,7 +56,7 @@ def rebuild(
     keys = [job.key for job in planned]
     assert len(set(keys)) == len(keys), f"{table.key} has two jobs of one name"
     parts = Parts(wanted.name, folder)
-    found = {} if known is None else store.kept(known, planned)
+    found = store.kept(known, planned)
     found |= {job.key: run for job in planned if (run := parts.get(job)) is not None}
     missing = [job for job in planned if job.key not in found]
     if found:

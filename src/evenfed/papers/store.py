@@ -2,6 +2,7 @@
 
     FOLDER/parts/NAME/DIGEST.json
     FOLDER/results/NAME-TABLE-PROTOCOL[-quick].json
+    FOLDER/studies/NAME-STUDY.md
 
 The digest is that of a job's settings, so tables that need the same job share it.
 """
@@ -13,7 +14,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -210,19 +211,27 @@ def stored(folder: Path, paper: str) -> list[Results]:
     return sorted((r for r in found if r.paper == paper), key=lambda r: r.setting.quick)
 
 
-def kept(results: Results, jobs: Iterable[Job]) -> dict[str, Run]:
+def studies(folder: Path, paper: str) -> list[str]:
+    """What was tried to find out why, as Markdown: a title, the command, and what it printed."""
+    files = sorted((folder / "studies").glob(f"{paper}-*.md"))
+    return [file.read_text(encoding="utf-8").strip() for file in files]
+
+
+def kept(results: Iterable[Results], jobs: Iterable[Job]) -> dict[str, Run]:
     """Runs of stored results with a job's very settings and today's versions, by its key.
 
-    A run that does not say which code made it, and on which processor, is not kept.
+    They may be those of another table. A run that does not say which code made it, and on which
+    processor, is not kept.
     """
-    found = {run.job: run for run in results.runs if run.measured and run.code and run.processor}
-    if results.versions != versions():
-        return {}
-    return {
-        job.key: found[job.key]
-        for job in jobs
-        if job.key in found and found[job.key].settings == _plain(job.settings)
+    found = {
+        _told(run.settings): run
+        for table in results
+        if table.versions == versions()
+        for run in table.runs
+        if run.measured and run.code and run.processor
     }
+    wanted = [(job, found.get(_told(job.settings))) for job in jobs]
+    return {job.key: _of_job(run, job) for job, run in wanted if run is not None}
 
 
 class Parts:
@@ -241,9 +250,7 @@ class Parts:
         if content["settings"] != settings or content["versions"] != versions():
             return None
         found = Run.of(content)
-        if not found.measured:
-            return None
-        return replace(found, job=job.key, rows=job.rows, column=job.column)
+        return _of_job(found, job) if found.measured else None
 
     def put(self, run: Run) -> None:
         """Store a finished job."""
@@ -283,6 +290,15 @@ def is_current(table: Table, results: Results) -> bool:
 
 def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in FILES}
+
+
+def _of_job(run: Run, job: Job) -> Run:
+    """A run under the name that a table gives it."""
+    return replace(run, job=job.key, rows=job.rows, column=job.column)
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(settings), sort_keys=True)
 
 
 def _plain(value: Any) -> Any:
