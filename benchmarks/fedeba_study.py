@@ -216,7 +216,8 @@ if __name__ == "__main__":
     parser.add_argument("--data", default="digits,digits standardised,mnist standardised")
     parser.add_argument("--seeds")
     parser.add_argument(
-        "--columns", default="mnist-shards,fashion-shards,fashion-dirichlet,cifar10-dirichlet"
+        "--columns",
+        default="mnist-shards,mnist-dirichlet,fashion-shards,fashion-dirichlet,cifar10-dirichlet",
     )
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -724,6 +726,107 @@ def test_the_preset_of_fedeba() -> None:
     (cifar,) = of_one_model("fedeba-cifar10-sound", "cifar10-dirichlet")
     said = [figures(cifar, row)[0] for row in ("fedeba_v5", "fedeba", "fedavg")]
     assert said == [21.9, 16.4, 29.9]
+
+
+NUMBER = re.compile(r"-?[0-9.]+( of [0-9]+)?")
+
+
+def study(name: str) -> dict[tuple[str, ...], list[float]]:
+    """Numbers of a study's tables by the words before them, without their intervals."""
+    text = (RESULTS.parent / "studies" / f"{name}.md").read_text(encoding="utf-8")
+    found: dict[tuple[str, ...], list[float]] = {}
+    table = 0
+    for line in text.splitlines():
+        cells = [cell.strip().split(" ± ")[0] for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or line.startswith("|---"):
+            table += line.startswith("|---")
+            continue
+        words = list(dropwhile(NUMBER.fullmatch, cells[::-1]))[::-1]
+        if words and len(words) < len(cells):
+            numbers = [float(cell.split(" of ")[0]) for cell in cells[len(words) :]]
+            found[str(table), *words] = numbers
+    return found
+
+
+def test_rates_at_which_the_alignment_of_fedeba_breaks_down() -> None:
+    found = {key[1:]: values for key, values in study("fedeba-rates").items()}
+    del found["column", "method"]  # the rates
+    columns = list(dict.fromkeys(column for column, _ in found))
+    assert len(columns) == 5
+    plus, prac = "FedEBA+, alpha = 0.3", "Prac-FedEBA+, alpha = 0.3"
+
+    def at(rate: int, method: str) -> list[float]:
+        return [found[c, method][rate] for c in ("mnist-shards", "fashion-shards")]
+
+    assert (at(0, plus), at(0, "FedAvg")) == ([75.8, 62.4], [68.7, 59.7])
+    assert (at(2, plus), at(2, "FedAvg")) == ([82.2, 47.1], [85.9, 70.5])
+    assert (at(3, plus), at(3, "FedAvg")) == ([35.2, 21.4], [89.3, 70.4])
+    assert at(2, "FedEBA+, alpha = 0.1") == [84.2, 67.7]
+    cifar = [found["cifar10-dirichlet", method][2] for method in (plus, "FedAvg")]
+    assert cifar == [10.8, 28.8]
+    assert found["cifar10-dirichlet", "FedEBA+, alpha = 0.1"][2] == 26.7
+    behind = {
+        (c, method): [a - b for a, b in zip(found[c, "FedAvg"], found[c, method], strict=True)]
+        for c in columns
+        for method in (plus, prac)
+    }
+    assert round(max(map(abs, behind["mnist-dirichlet", plus])), 1) == 1.4
+    assert round(max(behind["fashion-dirichlet", plus]), 1) == 6.0
+    all_prac = [gap for c in columns for gap in behind[c, prac]]
+    assert (sum(gap <= 0 for gap in all_prac), len(all_prac)) == (22, 25)
+    assert round(max(all_prac), 1) == 3.6
+    mnist, fashion, cifar10 = (stored(f"fedeba-{n}-sound") for n in ("mnist", "fashion", "cifar10"))
+    assert len(mnist) + len(fashion) + len(cifar10) == 80
+
+
+def test_where_the_printed_figures_of_fedfb_come_from() -> None:
+    found = {key[1:]: values for key, values in study("hetpfl-fedfb").items()}
+    every = "0.01, all three, best round"
+
+    def whole(arm: str, *columns: str) -> list[float]:
+        return [found[c, arm][1] for c in columns]
+
+    short = ("synthetic", "0.1", "5", "1000")
+    assert whole(every, *short) == [0.618, 0.625, 0.618, 0.620]
+    assert whole(every, "10", "100", "300") == [0.669, 0.647, 0.639]
+    assert whole(every, "compas", "adult", "bank") == [0.532, 0.756, 0.856]
+    assert set(whole("constant", *short)) == {0.605}
+    without = whole("alpha 0.01", *short)
+    assert (min(without), max(without)) == (0.541, 0.552)
+    for arm in ("sizes", "constant", "mean"):
+        assert max(whole(f"0.01, {arm}", *short)) < 0.605
+    assert whole("alpha 0.1", "synthetic") == [0.637]
+    assert whole("alpha 0.3", "synthetic", "adult") == [0.668, 0.805]
+    printed = {
+        column: published("hetpfl", table)["fedfb", column, "global_hypervolume"].value
+        for table, columns in TABLES.items()
+        for column in columns
+    }
+    assert [printed[c] for c in (*short, "compas", "adult", "bank", "10", "100", "300")] == [
+        0.608, 0.616, 0.615, 0.607, 0.517, 0.763, 0.883, 0.613, 0.667, 0.581
+    ]  # fmt: skip
+    assert whole("constant", "bank") == [0.883]
+    # the arm without habits is the table's own row
+    table_1 = stored("hetpfl-table1-published")
+    assert round(mean(table_1, "synthetic", "fedfb", "global_hypervolume"), 3) == without[0]
+
+
+def test_rounds_that_labels_of_focus_need_on_the_text() -> None:
+    found = study("focus-labels")
+    bags, sentences = (
+        {key[1]: values for key, values in found.items() if key[0] == number} for number in "12"
+    )
+    rounds = ("20x1ex50", "60x1ex50", "200x1ex50")
+    assert [bags[r][0] for r in rounds] == [4, 4, 5]
+    assert [sentences[r][0] for r in rounds] == [0, 5, 5]
+    assert [round(sentences[r][2], 2) for r in rounds] == [0.62, 0.86, 1.00]
+    assert (sentences[rounds[0]][3], bags[rounds[0]][3]) == (0.028, 0.068)
+    assert [sentences[r][6:] for r in rounds] == [[0.076, 0.100], [0.065, 0.143], [0.085, 0.178]]
+
+
+def test_schedules_of_the_images_of_focus() -> None:
+    found = {key[1]: values for key, values in study("focus-schedules").items()}
+    assert (found["300x10x100"][0], found["150x20x100"][0]) == (0.952, 0.943)
 
 
 def test_ablation_of_fedeba() -> None:
