@@ -268,22 +268,25 @@ def test_rows_of_ser_are_tuned_in_the_rate_alone(table: str) -> None:
         assert tried.further == []
 
 
-def test_curvature_of_ser_is_measured_on_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curvature_and_signs_of_ser_are_measured_on_256_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (job,) = (
         j for j in ser.PAPER.table("femnist").jobs(Setting("sound", False, (0,)))
         if j.rows == ("local",)
     )  # fmt: skip
     small = {**small_ser("local").settings, "rows": job.settings["rows"]}
     run, _ = tuned.measured(small)
-    asked: list[int] = []
+    asked: list[tuple[int, float]] = []
 
     def geometry(result: Any, **options: Any) -> pd.DataFrame:
-        asked.append(options["rows"])
-        return pd.DataFrame({m.key: [0.0] for m in ser.METRICS})
+        asked.append((options["rows"], options["rate"]))
+        return pd.DataFrame({m.key: [options["rate"]] for m in ser.METRICS})
 
     monkeypatch.setattr(Result, "geometry", geometry)
-    ser._values(run, small)
-    assert asked == [256]
+    values = ser._values(run, small)
+    assert asked == [(256, 0.1), (256, 0.01)]
+    assert (values["sign_entropy"], values["sign_entropy_short"]) == (0.1, 0.01)
 
 
 def test_controls_differ_from_ser_in_the_correction_alone() -> None:

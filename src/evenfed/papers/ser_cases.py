@@ -9,6 +9,8 @@ from evenfed.papers.recipe import Setting
 
 MEASURED = (8, 256)
 """Clients, and training examples of each at most, for signs and curvature."""
+PATHS = (0.1, 0.01)
+"""Rates of the steps along which signs are counted."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Case:
             "tail": 0.1, "every": 1 if quick else self.every, "last": 0,
             "target": self.targets[own], "probes": 4 if quick else 30,
             "rows": 32 if quick else MEASURED[1], "clients": 2 if quick else MEASURED[0],
+            "paths": PATHS,
             "tune": {"budget": 1 if quick else 1 + len(self.rates), "rates": self.rates},
         }  # fmt: skip
 
