@@ -8,7 +8,7 @@ ties go to the larger mean of the worst 5 %. The others are on test data, seeds 
 figure is a mean over seeds and over the last five evaluations, ten rounds apart. MNIST needs the
 data folder. `rates` is another thing: methods with their defaults, but for the share `alpha` that
 is named, at each of several rates in `--columns` of `evenfed paper fedeba`, on the validation data
-on which those tables choose their settings.
+on which those tables choose their settings, of one seed.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from evenfed.methods.registry import methods
 from evenfed.papers import store
 from evenfed.papers.pages import judgements, verdicts
 from evenfed.papers.recipe import paper, published
+from evenfed.papers.verdict import judge
 
 RESULTS = Path(__file__).parents[2] / "papers" / "results"
 Rows = dict[tuple[str, str], list[dict[str, Any]]]
@@ -266,6 +268,37 @@ def test_table_2_of_focus() -> None:
     text = (RESULTS / "focus-table2-published.json").read_text(encoding="utf-8")
     words = {run["facts"]["focus"]["true clusters"] for run in json.loads(text)["runs"]}
     assert words == {"found"}
+
+
+def test_verdicts_on_focus_if_its_figures_were_of_one_run() -> None:
+    changed, judged = [], 0
+    for key in ("table1", "table2", "table4", "table6", "figure1"):
+        table = paper("focus").table(key)
+        results = store.read(RESULTS / f"focus-{key}-published.json")
+        known = {metric.key: metric for metric in table.metrics["published"]}
+        for cell, verdict in verdicts(table, results).items():
+            if verdict.word in ("better", "worse"):
+                judged += 1
+                theirs = replace(published("focus", key)[cell], runs=1)
+                word = judge(results.values(*cell), theirs, known[cell[2]]).word
+                if word != verdict.word:
+                    changed.append((cell[2], word))
+    assert (len(changed), judged) == (6, 76)
+    assert changed.count(("faa", "not comparable")) == 4
+    assert changed.count(("faa", "agrees")) == 2
+
+
+def test_what_differs_from_print_on_synthetic_data_of_focus() -> None:
+    found, column = stored("focus-table1-published"), "synthetic"
+    theirs = published("focus", "table1")
+    fair = ("qffl_0.1", "qffl_1", "qffl_10", "afl")
+    printed = {row: theirs[row, column, "faa"].value for row in fair}
+    assert max(printed, key=printed.__getitem__) == "afl"
+    assert (printed["afl"], printed["qffl_0.1"]) == (0.780, 0.769)
+    assert [round(mean(found, column, row, "faa"), 3) for row in fair[::3][::-1]] == [0.394, 0.743]
+    assert told(found, column, "afl", "qffl_0.1", "faa") == -1
+    losses = [round(mean(found, column, row, "loss"), 3) for row in fair[1:]]
+    assert losses == [0.151, 0.332, 0.151]
 
 
 def test_table_4_of_focus() -> None:
@@ -565,6 +598,48 @@ def test_what_the_choice_of_a_round_does_to_hetpfl() -> None:
     assert [int(x.argmax()) + 1 for x in curves["synthetic"]] == [2, 4, 2, 2, 3]
 
 
+def test_hetpfl_and_a_constant_prediction_up_to_a_small_disparity() -> None:
+    def beside(table: str, columns: tuple[str, ...], metric: str) -> dict[str, tuple[Any, ...]]:
+        found = stored(f"hetpfl-{table}-sound")
+        return {
+            c: (
+                told(found, c, "hetpfl", "constant", metric),
+                *(round(mean(found, c, row, metric), 3) for row in ("hetpfl", "constant")),
+            )
+            for c in columns
+        }
+
+    main = ("synthetic", "compas", "bank", "adult")
+    whole, own = (beside("table1", main, f"{scope}_tight") for scope in ("global", "local"))
+    assert [whole[c][0] for c in main] == [0, -1, 0, 1]
+    assert [own[c][0] for c in main] == [0, -1, 1, -1]
+    assert whole["compas"][1:] == (0.076, 0.545)
+    assert (own["compas"][1:], own["adult"][1:]) == ((0.188, 0.559), (0.588, 0.766))
+    more = beside("table3", ("10", "100", "300"), "local_tight")
+    assert [word for word, *_ in more.values()] == [0, -1, -1]
+    assert (more["100"][1:], more["300"][1:]) == ((0.559, 0.608), (0.438, 0.613))
+    found, metric = stored("hetpfl-table2-sound"), "local_tight"
+    columns = ("0.1", "5", "1000")
+    assert [told(found, c, "praffl", "constant", metric) for c in columns] == [0, 1, 0]
+    rows = ("praffl", "constant", "hetpfl")
+    assert [round(mean(found, "5", row, metric), 3) for row in rows] == [0.656, 0.601, 0.538]
+    assert told(found, "5", "hetpfl", "constant", metric) == 0
+
+
+def test_the_fusion_net_alone() -> None:
+    pairs = (("phf", "praffl"), ("hetpfl", "psa"))
+    columns = ("synthetic", "compas", "bank", "adult")
+    for protocol, said in (("published", [("adult", "phf")]), ("sound", [])):
+        found = stored(f"hetpfl-table4-{protocol}")
+        apart = [
+            (c, row)
+            for c in columns
+            for row, than in pairs
+            if told(found, c, row, than, "global_hypervolume")
+        ]
+        assert apart == said
+
+
 def test_accuracy_of_hetpfl_at_a_small_disparity() -> None:
     def defined(found: Rows, column: str, row: str) -> list[float]:
         values = [v.get("global_accuracy_at") for v in found[column, row]]
@@ -597,6 +672,7 @@ def test_accuracy_of_hetpfl_at_a_small_disparity() -> None:
         "lft_ensemble": 0.848, "lft_fedavg": 0.849, "fairfed": 0.848, "equifl": 0.845
     }  # fmt: skip
     assert above("synthetic") == {"equifl": 0.706}
+    assert len(defined(found, "synthetic", "equifl")) == 5
     assert len(defined(found, "compas", "equifl")) == 5
     constant, equal = (np.mean(defined(found, "compas", row)) for row in ("constant", "equifl"))
     assert round(float(constant), 3) == round(float(equal), 3)

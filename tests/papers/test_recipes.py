@@ -9,6 +9,7 @@ import pytest
 
 from evenfed.core.errors import ConfigError
 from evenfed.data.registry import source_names
+from evenfed.methods.registry import methods
 from evenfed.papers import index, pages, store
 from evenfed.papers.recipe import names, paper, published
 
@@ -26,6 +27,24 @@ def test_every_published_figure_has_its_cell(name: str, key: str) -> None:
     metrics = {metric.key for of in table.metrics.values() for metric in of}
     for row, column, metric in published(name, key):
         assert (row in rows, column in columns, metric in metrics) == (True, True, True)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_paper_names_methods_that_have_a_page(name: str) -> None:
+    wanted = paper(name).methods
+    assert wanted[0] == name
+    assert all((ROOT / "docs" / "methods" / f"{method}.md").is_file() for method in wanted)
+    used = json.dumps(
+        [
+            job.settings
+            for table in paper(name).tables
+            for protocol in table.seeds
+            for job in table.jobs(table.setting(protocol, quick=False))
+        ],
+        default=dict,
+    )
+    named = {method for method in methods() if f'"{method}"' in used}
+    assert named <= {*wanted, "local", "centralized"}
 
 
 @pytest.mark.parametrize(("name", "key"), TABLES)

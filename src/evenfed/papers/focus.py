@@ -382,4 +382,5 @@ PAPER = Paper(
         "validation data, of those within 0.002 of it the smallest (`rates`). All with a seed that "
         "no table has; other options were not tuned.",
     },
+    ("focus", "fedavg", "qffl", "afl", "fedprox", "fedma", "pfnm"),
 )  # fmt: skip

@@ -52,9 +52,9 @@ def index(folder: Path = store.FOLDER) -> str:
     return (
         "# The papers' tables\n\n"
         "One command rebuilds a table; its numbers are stored in `papers/results`, and these pages "
-        "are made of them. A command runs only what is missing, so that the runs of a table can be "
-        "of several days: where code or processor differ, or were not recorded, its page says "
-        "so.\n\n"
+        "and their figures are made of them (`evenfed paper --pages docs/papers`). A command runs "
+        "only what is missing, so that the runs of a table can be of several days: where code or "
+        "processor differ, or were not recorded, its page says so.\n\n"
         f"{RULE}\n\n" + "\n".join(lines) + "\n\n" + SPEED + "\n" + _open(folder)
     )
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from evenfed.methods.registry import methods
 from evenfed.papers import store
 from evenfed.papers.figures import figure
 from evenfed.papers.recipe import (
@@ -14,6 +15,7 @@ from evenfed.papers.recipe import (
     Figures,
     Joint,
     Metric,
+    Paper,
     Row,
     Table,
     findings,
@@ -30,7 +32,10 @@ RULE = (
     "there is one and by half a unit of the last digit; outside, ours is *better* or *worse*. "
     "Where a paper says of how many runs its figure is the mean and prints no spread (HetPFL: "
     "three), those are taken to scatter as ours do, and the interval is that of a difference of "
-    "means; where it says neither (FOCUS), the printed figure is taken to be exact. An ordering "
+    "means; where it says neither (FOCUS), the printed figure is taken to be exact. *Not "
+    "comparable* is a cell whose printed figure is of something else (the reason is below the "
+    "table), one with fewer than three seeds, and one that would agree inside an interval of the "
+    "difference so wide that it says nothing, beyond ± 0.05 (FAA ± 0.1). An ordering "
     "*holds* if the differences within seeds have a 95 % interval above 0, *fails* if below; these "
     "intervals are not corrected for their number: of forty orderings between equal methods, about "
     "one holds and one fails by chance. Orderings of ours are questions that the paper does not "
@@ -309,6 +314,11 @@ def shown(kept: Sequence[Results]) -> list[Results]:
     return [r for r in kept if not r.setting.quick or (r.table, r.setting.protocol) not in full]
 
 
+def _linked(of: Paper) -> list[str]:
+    """Links to the pages of its methods."""
+    return [f"[{methods()[name].title}](../methods/{name}.md)" for name in of.methods]
+
+
 def page(name: str, folder: Path = store.FOLDER) -> str:
     """The page of a paper, of all its stored results."""
     wanted = paper(name)
@@ -316,6 +326,8 @@ def page(name: str, folder: Path = store.FOLDER) -> str:
     parts = [f"# {wanted.title}", wanted.citation, RULE]
     for protocol, words in wanted.protocols.items():
         parts.append(f"Protocol `{protocol}`: {words}")
+    if wanted.methods:
+        parts.append(f"What the methods do, and their options: {', '.join(_linked(wanted))}.")
     parts += ["## What agrees and what does not", findings(name)]
     for table in wanted.tables:
         own = shown([r for r in kept if r.table == table.key])

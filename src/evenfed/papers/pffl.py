@@ -387,4 +387,5 @@ PAPER = Paper(
         "Employment and CelebA, which are not at hand, and picks for each error the best of "
         "its sweep on test data; here every point is a row.",
     },
+    ("pffl", "fedavg", "group_weighted", "fedfb", "fedfair", "fcfl"),
 )  # fmt: skip

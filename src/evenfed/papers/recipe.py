@@ -256,13 +256,20 @@ class Table:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and those of its tables that can be rebuilt."""
+    """A paper and those of its tables that can be rebuilt.
+
+    Parameters
+    ----------
+    methods : sequence of str
+        Methods of its tables, whose pages its own page names.
+    """
 
     name: str
     title: str
     citation: str
     tables: tuple[Table, ...]
     protocols: Mapping[Protocol, str]
+    methods: tuple[str, ...] = ()
 
     def table(self, key: str) -> Table:
         """A table by its key."""

@@ -74,7 +74,9 @@ def judge(
     both = math.sqrt(1 + found.seeds / theirs.runs) if theirs.runs and theirs.sd is None else 1.0
     if abs(difference) <= both * half + (theirs.sd or 0.0) + theirs.rounding:
         if both * half > metric.wide:
-            why = f"the interval is wider than ± {metric.wide:g}, too wide to tell"
+            why = (
+                f"the interval of the difference is wider than ± {metric.wide:g}, too wide to tell"
+            )
             return Verdict("not comparable", why, difference)
         return Verdict("agrees", "", difference)
     return Verdict("better" if (difference > 0) == metric.higher else "worse", "", difference)
