@@ -358,8 +358,9 @@ PAPER = Paper(
             "reaches on training data (0) and FedAvg's (1). `bounds`, largest excess and gap "
             "are the certificate's: whether a model that meets the bounds exists, by how much the "
             "one handed out misses them on training data (negative: it meets them), and how far "
-            "from the optimum of its problem it can be. Local bounds are checked as bounds on all "
-            "clients' groups, and have no gap.",
+            "from the optimum of its problem it can be. Runs with local bounds are checked against "
+            "the global ones, of groups over all clients; their multipliers stay at the clients, "
+            "so that they have no gap.",
         ),
         PaperTable(
             "figure3", "Figure 3", GAP_ROWS, GAP_COLUMNS, {"sound": GAPS}, _gaps_jobs, run,
