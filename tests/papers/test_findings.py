@@ -976,11 +976,12 @@ def test_ser_on_femnist() -> None:
         ("top_eigenvalue", (38, 63)),
         ("variance", (206, 286)),
         ("sign_entropy", (0.897, 0.846)),
+        ("sign_entropy_short", (0.273, 0.362)),
     ):
-        digits = 3 if metric == "sign_entropy" else 0
+        digits = 3 if "entropy" in metric else 0
         rows = ("local-ser", "local")
         assert tuple(round(mean(found, column, row, metric), digits) for row in rows) == pair
-    for metric in ("hessian_trace", "top_eigenvalue"):
+    for metric in ("hessian_trace", "top_eigenvalue", "sign_entropy_short"):
         assert set(signs(found, column, metric).values()) == {-1}
     assert signs(found, column, "variance")["local"] == -1
     assert sorted(signs(found, column, "sign_entropy").values()) == [0, 0, 1, 1, 1, 1, 1]
@@ -1003,15 +1004,18 @@ def test_ser_on_shakespeare() -> None:
         )
 
     flatter = dict.fromkeys(BASES, -1) | {"pfedme": 1}
-    for metric in ("hessian_trace", "top_eigenvalue", "sign_entropy"):
+    for metric in ("hessian_trace", "sign_entropy", "sign_entropy_short"):
         assert signs(found, column, metric) == flatter
-    assert pair("local", "hessian_trace", 1) == (10.3, 15.9)
-    assert pair("fedavg", "hessian_trace", 1) == (9.7, 14.4)
-    assert pair("pfedme", "hessian_trace", 1) == (26.8, 13.2)
-    assert pair("local", "sign_entropy", 3) == (0.022, 0.043)
-    assert pair("fedavg", "sign_entropy", 3) == (0.022, 0.033)
+    assert pair("local", "hessian_trace", 1) == (10.4, 15.8)
+    assert pair("fedavg", "hessian_trace", 1) == (5.8, 14.8)
+    assert pair("pfedme", "hessian_trace", 1) == (27.2, 13.2)
+    assert pair("local", "sign_entropy", 3) == (0.021, 0.039)
+    assert pair("fedavg", "sign_entropy", 3) == (0.014, 0.029)
+    chosen = rates("shakespeare")
+    different = {base for base in BASES if chosen[base] != chosen[f"{base}-ser"]}
+    assert different == {"fedavg", "momentum", "pfedme"}
     assert signs(found, column, "mean") == dict.fromkeys(BASES, 0) | {"ditto": -1, "entropy": -1}
-    for base, lost in (("ditto", 0.7), ("entropy", 1.1)):
+    for base, lost in (("ditto", 0.7), ("entropy", 1.6)):
         with_ser, without = (mean(found, column, row, "mean") for row in (f"{base}-ser", base))
         assert round(without - with_ser, 1) == lost
     assert set(signs(found, column, "worst").values()) == {0}
@@ -1097,13 +1101,17 @@ def test_ser_on_cifar10() -> None:
         assert max(signs(stored(f"ser-{name}-sound"), name, "mean").values()) == 0
 
 
+def rates(name: str) -> dict[str, str]:
+    """What was chosen on validation data, by row."""
+    runs = json.loads((RESULTS / f"ser-{name}-sound.json").read_text(encoding="utf-8"))["runs"]
+    return {row: words["chosen"] for run in runs for row, words in run["facts"].items()}
+
+
 def test_rates_of_ser_at_the_end_of_their_grid() -> None:
-    # 0.1 is the default, and the largest but on Shakespeare
     for name, largest, count in (
-        ("femnist", "defaults", 0), ("shakespeare", "lr=1.5", 12), ("cifar10", "defaults", 7)
+        ("femnist", "defaults", 0), ("shakespeare", "lr=4.5", 3), ("cifar10", "lr=0.3", 0)
     ):  # fmt: skip
-        runs = json.loads((RESULTS / f"ser-{name}-sound.json").read_text(encoding="utf-8"))["runs"]
-        chosen = {row: words["chosen"] for run in runs for row, words in run["facts"].items()}
+        chosen = rates(name)
         assert len(chosen) == 14
         assert list(chosen.values()).count(largest) == count
 
@@ -1183,10 +1191,9 @@ def test_steps_along_which_signs_are_counted() -> None:
         products = {row: 0.1 * mean(found, name, row, "top_eigenvalue") for _, row in found}
         unstable[name] = {row for row, value in products.items() if value > 2}
         if name == "femnist":
-            assert (round(min(products.values()), 1), round(max(products.values()), 1)) == (
-                2.3,
-                18.1,
-            )
+            ends = (min(products.values()), max(products.values()))
+            assert tuple(round(end, 1) for end in ends) == (2.3, 18.1)
+            assert ends[1] / 10 < 2  # with steps of 0.01
             assert len(unstable[name]) == len(products)
     assert unstable["shakespeare"] == set()
     assert unstable["cifar10"] == {"momentum", "pfedme", "pfedme-ser"}
