@@ -2,6 +2,7 @@
 
 python -m benchmarks.pffl_study compas|acs [--seeds 0,1,2] [--conditional]
 python -m benchmarks.pffl_study small [--seeds 0,1,2,3,4]
+python -m benchmarks.pffl_study rounds [--seeds 0,1,2]
 
 Logistic regression. The bound goes from 3 % below the minimax value (infeasible) to FedAvg's
 largest group loss, both on training data, at B = 10. Every point of the sweep is a row, so nothing
@@ -10,13 +11,17 @@ means and standard deviations over seeds, on test data but for the certificate's
 training data.
 
 `small` counts, in the ACS column of `evenfed paper pffl --table figure3`, the states where a race
-has at most two people with the favourable label among their training data.
+has at most two people with the favourable label among their training data. `rounds` trains longer
+what `evenfed paper pffl --table figure2` has of all people and BGL: the largest training loss of a
+group less the bound, of FedAvg and of PFFL with the bound half-way, and as often the last model of
+PFFL in place of the mean over the last half of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +33,7 @@ from evenfed.methods.certificate import Certify, GroupLossCertificate
 from evenfed.methods.fedminmax import FedMinMax
 from evenfed.methods.group_weighted import GroupWeighted
 from evenfed.methods.pffl import PFFL
+from evenfed.papers import pffl as figures
 from evenfed.papers.recipe import paper
 
 LOCAL = ef.LocalTraining(lr=0.5, batch=0, epochs=5)
@@ -152,17 +158,41 @@ def small(seeds: list[int]) -> None:
         print(f"seed {seed}: {rest} of {len(data)} states", flush=True)
 
 
+def longer(seeds: list[int]) -> None:
+    """Bounds on all people: what more rounds give."""
+    table = paper("pffl").table("figure2")
+    jobs = table.jobs(table.setting("sound", quick=False))
+    settings = next(job.settings for job in jobs if job.column == "acs_all_bgl")
+    arms = ("FedAvg", "PFFL", "PFFL, last model")
+    print("| rounds | seed | bound | " + " | ".join(arms) + " |")
+    print("|---" * (3 + len(arms)) + "|")
+    for seed in seeds:
+        bench = figures._Bench({**settings, "seed": seed})
+        zeta = bench.bounds("bounded_group_loss", (), bench.named("fedavg")).at("1_2")
+        method = bench.bounded("bounded_group_loss", (), zeta)
+        for rounds in (60, 150, 400):
+            bench.settings["rounds"] = rounds
+            last = replace(method, iterate="last")
+            found = (bench.named("fedavg"), bench.train(method), bench.train(last))
+            excess = [figures.worst(one, "train", False, ()) - zeta for one in found]
+            cells = " | ".join(f"{value:+.4f}" for value in excess)
+            print(f"| {rounds} | {seed} | {zeta:.4f} | {cells} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", choices=["compas", "acs", "small"])
+    parser.add_argument("data", choices=["compas", "acs", "small", "rounds"])
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--conditional", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
     if given.data == "small":
-        small([int(seed) for seed in given.seeds.split(",")])
-        return
-    show(given.data, [int(seed) for seed in given.seeds.split(",")], given.conditional)
+        small(seeds)
+    elif given.data == "rounds":
+        longer(seeds)
+    else:
+        show(given.data, seeds, given.conditional)
 
 
 if __name__ == "__main__":
