@@ -105,11 +105,14 @@ class Outcome:
         What is not a number, e.g. whether a bound can be met.
     curves : mapping of row to points
         Points of a figure.
+    trials : mapping of row to words and number
+        Settings that were tried on validation data, with what they gave; NaN where one failed.
     """
 
     values: dict[str, dict[str, float]]
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
+    trials: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

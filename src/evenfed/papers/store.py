@@ -71,16 +71,18 @@ class Run:
                 row: [[round(x, 4) for x in point] for point in curve]
                 for row, curve in self.outcome.curves.items()
             }
+        trials = {row: _nulls(of) for row, of in self.outcome.trials.items() if of}
+        if trials:
+            found["trials"] = trials
         return found
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Run:
         """From JSON."""
-        values = {
-            row: {k: math.nan if v is None else float(v) for k, v in of.items()}
-            for row, of in table["values"].items()
-        }
-        outcome = Outcome(values, table.get("facts", {}), table.get("curves", {}))
+        outcome = Outcome(
+            _numbers(table["values"]), table.get("facts", {}), table.get("curves", {}),
+            _numbers(table.get("trials", {})),
+        )  # fmt: skip
         return cls(
             table["job"], tuple(table["rows"]), table["column"], table["seed"], table["seconds"],
             table["settings"], outcome, table.get("code", ""), table.get("processor", ""),
@@ -304,6 +306,13 @@ def _told(settings: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     """As it comes back from a file: lists for tuples."""
     return json.loads(_json(value))
+
+
+def _numbers(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
+    return {
+        row: {k: math.nan if v is None else float(v) for k, v in of.items()}
+        for row, of in rows.items()
+    }
 
 
 def _nulls(values: dict[str, float]) -> dict[str, float | None]:

@@ -169,6 +169,16 @@ def chosen(settings: Mapping[str, Any]) -> Choice:
     return _chosen(json.dumps(shared, sort_keys=True))
 
 
+def tried(settings: Mapping[str, Any]) -> dict[str, float]:
+    """What was tried for a job's row, in words, with its percentage on validation data."""
+    if not settings.get("tune"):
+        return {}
+    return {
+        worded(one["options"]): math.nan if one["value"] is None else round(100 * one["value"], 3)
+        for one in chosen(settings).tried
+    }
+
+
 def measured(settings: Mapping[str, Any], split: Split = "test") -> tuple[Trained, str]:
     """A job's run, tuned if it asks for that, and its options in words."""
     plan = planned(settings, settings["seed"])

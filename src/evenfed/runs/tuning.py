@@ -78,13 +78,48 @@ class Trials:
         The defaults, and rates with all else at its default.
     further : list of dict
         Settings of the method's own options, each tried with the best of the first.
+    again : int
+        How many rates are tried again, with the best of all these.
+    rates : list of float
+        All rates that there are, those of `first` at the head.
     """
 
     first: list[Options]
     further: list[Options]
+    again: int
+    rates: list[float]
 
     def __len__(self) -> int:
-        return len(self.first) + len(self.further)
+        return len(self.first) + len(self.further) + self.again
+
+    def beside(self, best: Options, tried: list[Options]) -> list[Options]:
+        """The best setting with the rates next to its own, from above and below in turn.
+
+        Where an option of the method's own won, these are rates that all methods have tried;
+        where none did, they lie between those.
+        """
+        if not self.again:
+            return []
+        own = _own(best)
+        used = {options.get(RATE, self.rates[0]) for options in tried if _own(options) == own}
+        left = [rate for rate in self.rates[: len(self.first)] if rate not in used]
+        left = left or [rate for rate in self.rates if rate not in used]
+        now = best.get(RATE, self.rates[0])
+        above = sorted(rate for rate in left if rate > now)
+        below = sorted((rate for rate in left if rate < now), reverse=True)
+        pairs = itertools.zip_longest(above, below)
+        turns = [rate for pair in pairs for rate in pair if rate is not None]
+        return [{**best, RATE: rate} for rate in turns[: self.again]]
+
+
+def _own(options: Options) -> Options:
+    return {k: v for k, v in options.items() if k != RATE}
+
+
+AGAIN = 2
+"""Rates that are tried again with the best options, where there are trials enough."""
+_ENOUGH = 8
+"""Trials beside the defaults from which on rates are tried again."""
 
 
 def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Trials:
@@ -94,7 +129,9 @@ def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Tri
     the others, in the order in which they are given: so every method has the first rates, and one
     without options of its own has more of them. If rates and options were drawn together, a method
     with many options would be tried with few rates, and lose to one with none by its rate alone.
-    Of one option values are tried from end to end, of several they are drawn by seed.
+    Options are tried one at a time, with the others at their defaults, each from end to end: a bad
+    value of one then does not hide what another does. With nine trials or more the last two are
+    the best options with rates next to theirs, since the best rate may not be that of the defaults.
 
     Parameters
     ----------
@@ -115,18 +152,39 @@ def trials(cls: type[Method], fixed: Mapping[str, Any], plan: TuneConfig) -> Tri
         grid.setdefault(RATE, tuple(plan.rates))
     grid = {option: values for option, values in grid.items() if option not in fixed}
     defaults = _defaults(cls)
-    rates = [{RATE: rate} for rate in grid.pop(RATE, ()) if rate != defaults.get(RATE)]
-    combined = (
-        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
-    )
-    own = [c for c in combined if any(defaults.get(k, _NONE) != v for k, v in c.items())]
+    usual = defaults.get(RATE, math.nan)
+    rates = [rate for rate in grid.pop(RATE, ()) if rate != usual]
+    own = _by_option(grid, defaults)
     left = plan.budget - 1
+    again = AGAIN if own and left >= _ENOUGH and len(rates) > AGAIN else 0
+    left -= again
     further = min(len(own), max(left // 2, left - len(rates)))
-    if len(grid) == 1:
-        chosen = np.linspace(0, len(own) - 1, further).round().astype(int).tolist()
-    else:
-        chosen = sorted(np.random.default_rng(plan.seed).permutation(len(own))[:further].tolist())
-    return Trials([{}, *rates[: left - further]], [own[i] for i in chosen])
+    first = [{RATE: rate} for rate in rates[: left - further]]
+    return Trials([{}, *first], _spread(own, further), again, [usual, *rates])
+
+
+def _by_option(grid: Mapping[str, tuple[Any, ...]], defaults: Options) -> list[Options]:
+    """Settings that differ from the defaults in one option."""
+    return [
+        {option: value}
+        for option, values in grid.items()
+        for value in values
+        if defaults.get(option, _NONE) != value
+    ]
+
+
+def _spread(settings: list[Options], count: int) -> list[Options]:
+    """Some of them, as many of each option as can be, each from its first value to its last."""
+    groups = [list(of) for _, of in itertools.groupby(settings, key=lambda one: [*one])]
+    shares = [0] * len(groups)
+    while sum(shares) < count:
+        open_ = (i for i, group in enumerate(groups) if shares[i] < len(group))
+        shares[min(open_, key=shares.__getitem__)] += 1
+    return [
+        group[i]
+        for group, share in zip(groups, shares, strict=True)
+        for i in np.linspace(0, len(group) - 1, share).round().astype(int).tolist()
+    ]
 
 
 def _defaults(cls: type[Method]) -> Options:
@@ -172,6 +230,8 @@ def tune(plan: PlannedRun, settings: TuneConfig, trial: Callable[[PlannedRun], M
     best = _best(tried, metric)
     for options in found.further:
         attempt({**best, **options})
+    for options in found.beside(_best(tried, metric), [row["options"] for row in tried]):
+        attempt(options)
     return Choice(metric, plan.seed, tried, _best(tried, metric))
 
 
