@@ -128,12 +128,16 @@ def _run(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int, mi
 
 
 def _checked(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int) -> int:
-    """Number of cells that moved further than rounding does."""
+    """Number of cells that moved further than rounding does; 1 if the recipe is another."""
     from evenfed.papers import store
     from evenfed.papers.checking import differences
     from evenfed.papers.running import rebuild
 
     stored = store.read(store.result_path(wanted.name, table.key, setting, out))
+    what = f"{wanted.title}, {table.title}, {setting.protocol}, quick"
+    if not store.is_current(table, stored):
+        typer.echo(f"{what}: stored with an older recipe; store it again, with --quick")
+        return 1
     with tempfile.TemporaryDirectory() as folder:
         fresh = rebuild(wanted, table, stored.setting, folder=Path(folder), jobs=jobs)
     moved = differences(table, stored, fresh)
@@ -141,7 +145,6 @@ def _checked(wanted: Paper, table: Table, setting: Setting, out: Path, jobs: int
     for difference in moved:
         rounding = "" if difference in beyond else " (as other rounding moves it)"
         typer.echo(f"{difference}{rounding}")
-    what = f"{wanted.title}, {table.title}, {setting.protocol}, quick"
     few = len(moved) - len(beyond)
     kept = f"as stored{f', but for the rounding of {few} numbers' if few else ''}"
     typer.echo(f"{what}: {f'{len(beyond)} numbers moved' if beyond else kept}")

@@ -289,6 +289,9 @@ def test_a_check_misses_a_cell_that_was_not_run(tmp_path: Path) -> None:
     results = rebuild(PAPER, TABLE, FULL, folder=tmp_path)
     fewer = replace(results, runs=tuple(r for r in results.runs if r.rows != ("bad",)))
     assert {d.row for d in differences(TABLE, results, fewer)} == {"bad"}
+    more = differences(TABLE, fewer, results)
+    assert {d.row for d in more} == {"bad"}
+    assert "nothing stored" in str(more[0])
 
 
 def test_a_page_shows_figure_ours_verdict_reason_and_ordering(tmp_path: Path) -> None:
@@ -511,6 +514,27 @@ def test_a_check_compares_all_protocols_unless_one_is_named(
     monkeypatch.setattr(running, "otherwise", lambda *_: [])
     assert invoked(["toy", "--check", *out]).exit_code == 1
     assert invoked(["toy", "--check", "--protocol", "published", *out]).exit_code == 0
+
+
+def test_a_check_refuses_results_of_an_older_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ["--out", str(tmp_path)]
+    monkeypatch.setattr(recipe, "paper", lambda name: PAPER)
+    for module in (pages, index):
+        monkeypatch.setattr(module, "paper", lambda name: PAPER)
+    assert invoked(["toy", "--quick", *out]).exit_code == 0
+
+    def changed(setting: Setting) -> list[Job]:
+        return [replace(job, settings={**job.settings, "rate": 0.1}) for job in jobs(setting)]
+
+    newer = replace(PAPER, tables=(replace(TABLE, jobs=changed),))
+    for module in (recipe, pages, index):
+        monkeypatch.setattr(module, "paper", lambda name: newer)
+    done = invoked(["toy", "--check", *out])
+    assert done.exit_code == 1
+    assert "stored with an older recipe; store it again, with --quick" in done.output
+    assert "--table table1 --protocol published --quick`, about" in index.index(tmp_path)
 
 
 @pytest.mark.usefixtures("by_name")

@@ -60,6 +60,47 @@ def test_values_of_one_option_are_tried_from_end_to_end() -> None:
     assert tried == sorted(tried)
 
 
+def test_options_are_tried_one_at_a_time_each_from_end_to_end() -> None:
+    cls = methods()["fedeba"]  # tau = 2 and alpha = 0.3 are its defaults
+    rates = [0.05, 0.2, 0.4, 0.8, 0.02, 0.3]
+    found = trials(cls, {}, TuneConfig(budget=12, rates=rates))
+    assert found.further == [{"tau": 0.05}, {"tau": 5.0}, {"alpha": 0.1}, {"alpha": 0.9}]
+    odd = trials(cls, {}, TuneConfig(budget=10, rates=rates[:4]))
+    assert odd.further == [{"tau": 0.05}, {"tau": 5.0}, {"alpha": 0.1}]
+    single = {"tau": (0.05, 0.1, 0.5, 1.0, 5.0), "alpha": (0.1, 0.5, 0.9)}
+    every = trials(cls, {}, TuneConfig(budget=100, rates=rates)).further
+    assert every == [{option: value} for option, values in single.items() for value in values]
+
+
+def test_rates_next_to_the_best_are_tried_again_with_the_best_options() -> None:
+    rates = [0.05, 0.2, 0.4, 0.8, 0.02, 0.07, 0.12]
+    found = trials(methods()["fedeba"], {}, TuneConfig(budget=12, rates=rates))
+    assert (len(found.first), len(found.further), found.again) == (6, 4, 2)
+    first = [{}, *({"local.lr": rate} for rate in rates[:5])]
+    assert found.first == first
+
+    def beside(best: dict[str, float]) -> list[dict[str, float]]:
+        at = {k: v for k, v in best.items() if k == "local.lr"}
+        return found.beside(best, [*first, *({**at, **own} for own in found.further)])
+
+    # an option of its own won: rates that every method has tried
+    assert beside({"local.lr": 0.05, "alpha": 0.1}) == [
+        {"local.lr": 0.1, "alpha": 0.1}, {"local.lr": 0.02, "alpha": 0.1}
+    ]  # fmt: skip
+    assert beside({"local.lr": 0.8, "tau": 5.0}) == [
+        {"local.lr": 0.4, "tau": 5.0}, {"local.lr": 0.2, "tau": 5.0}
+    ]  # fmt: skip
+    assert [options["local.lr"] for options in beside({"alpha": 0.9})] == [0.2, 0.05]
+    # none did: rates between those
+    assert beside({}) == [{"local.lr": 0.12}, {"local.lr": 0.07}]
+
+
+def test_few_trials_leave_none_for_trying_rates_again() -> None:
+    rates = [0.05, 0.2, 0.4, 0.8, 0.02, 0.07, 0.12]
+    assert trials(methods()["fedeba"], {}, TuneConfig(budget=8, rates=rates)).again == 0
+    assert trials(methods()["fedavg"], {}, TuneConfig(budget=12, rates=rates)).again == 0
+
+
 def test_no_trial_repeats_the_defaults() -> None:
     plan = TuneConfig(budget=50, rates=[0.1, 0.3])
     found = trials(methods()["fedprox"], {}, plan)  # mu = 0.01 and a rate of 0.1 are its defaults
@@ -101,6 +142,20 @@ def test_own_options_are_tried_at_the_best_rate() -> None:
     choice = tune(PlannedRun("fedprox", "synthetic", 0, config), plan, trial)
     assert seen == [(0.1, 0.01), (0.3, 0.01), (0.5, 0.01), (0.7, 0.01), (0.5, 0.001), (0.5, 1.0)]
     assert choice.options == {"local.lr": 0.5, "mu": 0.001}
+
+
+def test_a_rate_that_suits_the_best_options_is_found() -> None:
+    config = RunConfig(method=MethodConfig(name="fedprox"), data=DataConfig(name="synthetic"))
+
+    def trial(plan: PlannedRun) -> Said:
+        method = plan.config.built_method()
+        lr, mu = method.local.lr, method.mu  # type: ignore[attr-defined]
+        return Said(abs(lr - 0.3) if mu < 0.01 else abs(lr - 0.1) + 0.5)
+
+    plan = TuneConfig(budget=10, rates=[0.3, 0.5, 0.7, 0.9], metric="loss")
+    choice = tune(PlannedRun("fedprox", "synthetic", 0, config), plan, trial)
+    assert len(choice.tried) == 10
+    assert choice.options == {"local.lr": 0.3, "mu": 0.001}
 
 
 def test_the_choice_is_the_best_on_validation_data_and_the_table_says_so(tmp_path: Path) -> None:

@@ -49,25 +49,25 @@ class Difference:
 def differences(table: Table, stored: Results, fresh: Results) -> list[Difference]:
     """What the fresh results do not repeat, numbers within their tolerance, and words.
 
-    A cell that was not run again is a difference too.
+    A cell that only one of them has is a difference too.
     """
     digits = {m.key: m.digits for m in table.metrics[stored.setting.protocol]}
     before, now = cells(stored.runs), cells(fresh.runs)
     return [
-        Difference(*cell, old, now.get(cell))
-        for cell, old in before.items()
-        if not _same(old, now.get(cell), UNITS * 10.0 ** -digits.get(cell[2], 3))
+        Difference(*cell, before.get(cell), now.get(cell))
+        for cell in before | now
+        if not _same(before.get(cell), now.get(cell), UNITS * 10.0 ** -digits.get(cell[2], 3))
     ]
 
 
-def _same(old: float | str, new: float | str | None, least: float) -> bool:
+def _same(old: float | str | None, new: float | str | None, least: float) -> bool:
     if isinstance(old, str) and isinstance(new, str):
         parts = [re.split(r"(\d+(?:\.\d+)?)", text) for text in (old, new)]
         if len(parts[0]) != len(parts[1]) or parts[0][::2] != parts[1][::2]:
             return False
         numbers = zip(*(map(float, part[1::2]) for part in parts), strict=True)
         return all(_same(a, b, 0.0) for a, b in numbers)
-    if isinstance(old, str) or isinstance(new, str) or new is None:
+    if isinstance(old, str) or isinstance(new, str) or old is None or new is None:
         return False
     if math.isnan(old) or math.isnan(new):
         return math.isnan(old) and math.isnan(new)

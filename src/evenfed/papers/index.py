@@ -118,19 +118,22 @@ def _open(folder: Path) -> str:
     older: list[str] = []
     for name in names():
         wanted = paper(name)
-        full = (r for r in store.stored(folder, name) if not r.setting.quick)
-        done = {(r.table, r.setting.protocol): r for r in full}
-        for table in wanted.tables:
-            for protocol in table.seeds:
-                results = done.get((table.key, protocol))
-                if results is not None and store.is_current(table, results):
-                    continue
-                minutes = table.minutes(table.setting(protocol, quick=False))
-                (missing if results is None else older).append(
-                    f"- [{wanted.title}]({name}.md#{_anchor(table)}), {table.title}, {protocol}: "
-                    f"`evenfed paper {name} --table {table.key} --protocol {protocol}`, about "
-                    f"{minutes:.0f} minutes of one thread"
-                )
+        done = {
+            (r.table, r.setting.protocol, r.setting.quick): r for r in store.stored(folder, name)
+        }
+        for table, protocol, quick in (
+            (t, p, q) for t in wanted.tables for p in t.seeds for q in (False, True)
+        ):
+            results = done.get((table.key, protocol, quick))
+            if quick if results is None else store.is_current(table, results):
+                continue
+            minutes = table.minutes(table.setting(protocol, quick))
+            small = " --quick" if quick else ""
+            (missing if results is None else older).append(
+                f"- [{wanted.title}]({name}.md#{_anchor(table)}), {table.title}, {protocol}: "
+                f"`evenfed paper {name} --table {table.key} --protocol {protocol}{small}`, about "
+                f"{minutes:.{1 if quick else 0}f} minutes of one thread"
+            )
     return "\n".join(
         f"{title}:\n\n" + "\n".join(lines) + "\n"
         for title, lines in (
