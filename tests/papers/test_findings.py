@@ -31,6 +31,14 @@ def stored(name: str) -> Rows:
     return found
 
 
+def by_run(name: str) -> dict[str, list[dict[str, dict[str, Any]]]]:
+    """Values of all rows of a run by column, where a run has several."""
+    found: dict[str, list[dict[str, dict[str, Any]]]] = {}
+    for run in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["runs"]:
+        found.setdefault(run["column"], []).append(run["values"])
+    return found
+
+
 def told(found: Rows, column: str, row: str, than: str, metric: str) -> int:
     """1 or -1 where a row has more or less than another beyond chance, 0 where not told apart."""
     pairs = zip(found[column, row], found[column, than], strict=True)
@@ -101,6 +109,35 @@ def test_certificates_of_pffl() -> None:
     assert (round(float(np.median(gaps)), 3), round(max(gaps), 3)) == (0.016, 0.129)
     largest = np.argsort(gaps)[-5:]
     assert sum(excess[i] > 0.5 * gaps[i] for i in largest) >= 4
+
+
+def test_bounds_on_all_people_with_more_rounds() -> None:
+    lines = (RESULTS.parent / "studies" / "pffl-rounds.md").read_text("utf-8").splitlines()
+    table = [line.strip("|").split("|") for line in lines if line[:3] in ("| 6", "| 1")]
+    found = np.array([[float(cell) for cell in row] for row in table])
+    after = {rounds: found[found[:, 0] == rounds][:, 3:] for rounds in (60, 150)}
+    assert [len(of) for of in after.values()] == [3, 3]
+    assert (after[60] > 0).all()
+    fedavg, mean_of_half, last = after[150].T
+    assert (mean_of_half <= 0).all()
+    assert (mean_of_half > -0.0001).all()
+    assert (fedavg.min(), fedavg.max()) == (-0.0003, -0.0002)
+    assert (last.min(), last.max()) == (-0.0004, -0.0003)
+
+
+def test_a_bound_chosen_on_test_data() -> None:
+    lower = [
+        column
+        for column, runs in by_run("pffl-figure2-sound").items()
+        for values in runs
+        if any(
+            all(of[m] < values["fedavg"][m] for m in ("error", "worst"))
+            for row, of in values.items()
+            if row.startswith(("global", "local"))
+        )
+    ]
+    assert lower == ["compas_bgl"] * 2
+    assert sum(map(len, by_run("pffl-figure2-sound").values())) == 39
 
 
 def test_gaps_of_pffl_and_of_methods_made_for_them() -> None:
@@ -467,6 +504,10 @@ def test_hetpfl_beside_printed_figures() -> None:
         assert told(ablation, c, "psa", "praffl", "local_hypervolume") == 0
     clients = stored("hetpfl-table3-published")
     assert told(clients, "300", "hetpfl", "praffl", "global_hypervolume") == 1
+    main = stored("hetpfl-table1-published")
+    for row, said in (("praffl", (0.643, 0.846)), ("hetpfl", (0.639, 0.846))):
+        own = (mean(main, c, row, "local_hypervolume") for c in ("compas", "adult"))
+        assert tuple(round(x, 3) for x in own) == said
 
 
 def test_hetpfl_with_the_last_round() -> None:
