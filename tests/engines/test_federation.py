@@ -115,6 +115,17 @@ def test_map_stacks_uploads_in_the_cohorts_order(engine: str, binary: FederatedD
     assert replies.uploads["n"].tolist() == replies.sizes.tolist()
 
 
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "auto"])
+def test_map_asks_one_by_one_where_that_is_wanted(engine: str, binary: FederatedDataset) -> None:
+    """A function that looks at its values, which no stacked client lets it do."""
+
+    def looks(broadcast: Tree, state: Tree, data: Examples, draws: Tree) -> Reply:
+        return {"rows": torch.tensor(float(data.weight.sum()))}, state
+
+    replies = federation(binary, engine).map(looks, (), alone=True)
+    assert replies.uploads["rows"].tolist() == replies.sizes.tolist()
+
+
 @both_engines
 def test_mean_is_numpys_average(engine: str, binary: FederatedDataset) -> None:
     sizes = binary.sizes()

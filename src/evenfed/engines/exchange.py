@@ -107,6 +107,8 @@ class Work:
     """Rows that the client function handles at once, for the choice of chunk; 0: all."""
     prepare: Callable[[], object] = lambda: None
     """Called in a thread before a client function runs there."""
+    alone: bool = False
+    """Whether clients are asked one by one even where an engine stacks them."""
 
     @property
     def name(self) -> str:

@@ -169,6 +169,7 @@ class Federation:
         split: str = "train",
         finite: bool = True,
         counted: bool = True,
+        alone: bool = False,
     ) -> Replies:
         """One exchange; uploads come back stacked on the clients' axis.
 
@@ -188,8 +189,10 @@ class Federation:
             Drop clients that send a value that is not finite.
         counted : bool
             False for what clients do by themselves, which is no traffic.
+        alone : bool
+            One client at a time, on every engine: for what stacking makes slower.
         """
-        work = self._work(function, broadcast, draws, split)
+        work = replace(self._work(function, broadcast, draws, split), alone=alone)
 
         def collect(chunks: Iterator[tuple[Chunk, NDArray[np.bool_]]]) -> list[Any]:
             rows: list[tuple[int, int, int, Tree]] = []

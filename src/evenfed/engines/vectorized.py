@@ -20,7 +20,7 @@ from evenfed.core.randomness import generator
 from evenfed.core.tree import Tree
 from evenfed.engines.allocator import keep_freed_memory
 from evenfed.engines.exchange import Chunk, Population, Seat, Work, bytes_of, rows_for
-from evenfed.engines.sequential import draws_for
+from evenfed.engines.sequential import SequentialEngine, draws_for
 from evenfed.engines.stacking import Steps, capacities, grid_capacity, grow, stack_examples
 from evenfed.engines.states import StateStore
 from evenfed.engines.workers import Workers, on_device
@@ -75,6 +75,11 @@ class VectorizedEngine:
         self, work: Work, population: Population, seats: Sequence[Seat], states: StateStore
     ) -> Iterator[Chunk]:
         """Yield chunks in an order that depends on the cohort alone, not on the chunk size."""
+        if work.alone:
+            yield from SequentialEngine(self.workers, self.device).run(
+                work, population, seats, states
+            )
+            return
         window = len(seats) if population.sizes(work.split) is not None else _LAZY_WINDOW
         for start in range(0, len(seats), max(1, window)):
             part = list(seats[start : start + window])

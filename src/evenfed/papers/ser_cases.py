@@ -65,21 +65,21 @@ class Case:
 CASES = {
     "femnist": Case(
         "FEMNIST, 40 writers", "femnist", {"clients": 40, "val": 0.2, "flat": True},
-        {"name": "mlp", "hidden": [64]}, "vectorized", 100, 5, 10, [0.01, 0.03],
-        (0.36, 0.28), 3.0, 14.0, 2.0,
+        {"name": "mlp", "hidden": [64]}, "vectorized", 100, 5, 10, [0.01, 0.03, 0.003],
+        (0.36, 0.28), 3.0, 14.0, 1.0,
     ),
     "shakespeare": Case(
         "Shakespeare, 30 roles", "shakespeare",
         {"clients": 30, "val": 0.15, "test": 0.2, "length": 20, "stride": 10},
-        {"name": "char_gru", "hidden": 32}, "vectorized", 40, 5, 5, [0.5, 1.5, 4.5],
-        (0.25, 0.21), 3.0, 10.0, 32.0, {"clients": 8, "length": 8}, every=2,
+        {"name": "char_gru", "hidden": 32}, "vectorized", 40, 5, 5, [0.5, 1.5, 4.5, 13.5],
+        (0.25, 0.21), 3.0, 10.0, 6.0, {"clients": 8, "length": 8}, every=2,
         own={"pfedme": {"lam": 1.0, "eta": 1.0}},
     ),
     "cifar10": Case(
         "CIFAR-10 (subset), 50 clients, Dirichlet(0.5)", "cifar10",
         {"clients": 50, "partition": "dirichlet:label:0.5:20", "val": 0.2},
         {"name": "cnn", "channels": [8, 16], "hidden": 32, "pool": 2}, "vectorized", 30, 5, 20,
-        [0.01, 0.03, 0.3], (0.17, 0.38), 8.0, 28.0, 24.0, batch=10, every=2,
+        [0.01, 0.03, 0.3, 0.003], (0.17, 0.38), 8.0, 28.0, 8.0, batch=10, every=2,
         own={"pfedme": {"inner": 3}},
     ),
 }  # fmt: skip

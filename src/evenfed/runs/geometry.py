@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pandas as pd
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenfed.core import tree as trees
 from evenfed.core.errors import ConfigError
@@ -138,11 +138,25 @@ def geometry_of(
         _Geometry(method, rate, extent.path, extent.lanczos, extent.rows),
         {"deployed": method.deployed(runner.server), "salts": salts},
         clients=asked, split=split, finite=False, counted=False,
+        alone=_outgrows_stacking(runner.task.template),
     )  # fmt: skip
     federation.states.rollback()
     names = [runner.data.client(int(i)).name for i in replies.clients]
     columns = {k: v.double().cpu().numpy() for k, v in replies.uploads.items()}
     return pd.DataFrame(columns, index=pd.Index(names, name="client")).sort_index()
+
+
+def _outgrows_stacking(model: nn.Module) -> bool:
+    """Whether weights are used many times an example: one client then fills the machine.
+
+    Second derivatives of convolutions take a third of the time one client at a time, on CPU; those
+    of dense layers are a little faster stacked.
+    """
+    return any(
+        not isinstance(module, nn.Linear)
+        and next(module.parameters(recurse=False), None) is not None
+        for module in model.modules()
+    )
 
 
 @dataclass(frozen=True)
