@@ -54,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """As many local steps a round as the others take: AFL's own form takes one, lp-proj's five times so
 many. Of the preset the temperature and the rate are tuned."""
 QUICK_ROWS = {"cifar10": ("fedavg", "fedeba")}
-QUICK_ROWS_ELSE = ("fedavg", "qffl", "eba", "fedeba")
+QUICK_ROWS_ELSE = ("fedavg", "eba", "fedeba")
 EXCHANGES = {"aaggff": 1.5, "fedeba": 2.0, "ditto": 1.7, "fedfv": 1.2, "lp_proj": 1.9}
 """Times FedAvg's processor time, measured."""
 METRICS = (
