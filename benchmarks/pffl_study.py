@@ -168,7 +168,7 @@ def longer(seeds: list[int]) -> None:
     print("|---" * (3 + len(arms)) + "|")
     for seed in seeds:
         bench = figures._Bench({**settings, "seed": seed})
-        zeta = bench.bounds("bounded_group_loss", (), bench.named("fedavg")).at("1_2")
+        zeta = bench.bounds("bounded_group_loss", ()).at("1_2")
         method = bench.bounded("bounded_group_loss", (), zeta)
         for rounds in (60, 150):
             bench.settings["rounds"] = rounds

@@ -211,7 +211,7 @@ def test_a_row_of_ser_has_accuracy_rounds_and_curvature() -> None:
     assert set(values) == {m.key for m in ser.METRICS}
     assert values["rounds_to"] == 1.0  # the target is 0
     assert 0 <= values["sign_entropy"] <= 1
-    assert values["hessian_trace"] != values["top_eigenvalue"]
+    assert values["hessian_trace"] != values["spectral_norm"]
 
 
 @pytest.mark.parametrize("table", [table.key for table in ser.PAPER.tables])

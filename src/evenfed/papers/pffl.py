@@ -7,12 +7,13 @@ are the orderings that it states.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from evenfed.core.local import LocalTraining
-from evenfed.data.dataset import FederatedDataset, Split
+from evenfed.data.dataset import Split
 from evenfed.data.registry import load
 from evenfed.engines.federation import EngineOptions
 from evenfed.methods.base import Method
@@ -113,26 +114,50 @@ def _gaps_jobs(setting: Setting) -> list[Job]:
 SCOPES = ("global", "local")
 
 
-@lru_cache(maxsize=1)
-def _loaded(name: str, options: tuple[tuple[str, Any], ...], seed: int) -> FederatedDataset:
-    return load(name, seed=seed, **dict(options))
+_MANY = 500_000
+"""Training rows from which clients are computed one at a time."""
+SHARED = ("dataset", "data", "seed", "rounds", "rate", "steps", "lambda_bound")
+"""Settings that jobs have in common which share data and the methods without bounds."""
+
+
+@lru_cache(maxsize=5)
+def _shared(text: str) -> _Bench:
+    return _Bench(json.loads(text))
+
+
+def _bench(settings: dict[str, Any]) -> _Bench:
+    """The bench of a job, which is that of one before where nothing it has differs."""
+    return _shared(json.dumps({key: settings[key] for key in SHARED}, sort_keys=True))
 
 
 class _Bench:
-    """The runs of a job: one dataset, one seed, logistic regression."""
+    """Runs of one dataset and one seed: logistic regression."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        options = tuple(sorted(settings["data"].items()))
         self.settings = settings
-        self.data = _loaded(settings["dataset"], options, settings["seed"])
+        self.data = load(settings["dataset"], seed=settings["seed"], **settings["data"])
         self.local = LocalTraining(lr=settings["rate"], batch=0, epochs=settings["steps"])
+        sizes = self.data.sizes()
+        # many rows of one client fill the machine's bandwidth by themselves
+        stacked = sizes is None or int(sizes.sum()) < _MANY
+        self.engine = EngineOptions("vectorized" if stacked else "sequential", workers=1)
 
     def train(self, method: Method, rounds: int | None = None) -> Result:
         return train(
             method, self.data, rounds=rounds or self.settings["rounds"],
             seed=self.settings["seed"], model="logistic", evaluate_every=0,
-            engine=EngineOptions("vectorized", workers=1),
+            engine=self.engine,
         )  # fmt: skip
+
+    @cached_property
+    def fedavg(self) -> Result:
+        """FedAvg, whose losses bounds are chosen by."""
+        return self.named("fedavg")
+
+    @cached_property
+    def weighted(self) -> Result:
+        """FedAvg with every group's weight the same."""
+        return self.train(GroupWeighted(local=self.local))
 
     def named(self, name: str, **options: Any) -> Result:
         steps = {} if name == "fcfl" else {"epochs": self.settings["steps"], "batch": 0}
@@ -145,15 +170,15 @@ class _Bench:
             certify=Certify(curved=True), **more,
         )  # fmt: skip
 
-    def bounds(self, kind: Kind, labels: tuple[int, ...], fedavg: Result) -> Bounds:
+    def bounds(self, kind: Kind, labels: tuple[int, ...]) -> Bounds:
         """Where bounds can lie; on training data."""
         result = self.train(self.bounded(kind, labels, 0.0), rounds=1)
         method, federation, server = result.method, result._runner.federation, result.server
         assert isinstance(method, PFFL)
         saddle = Saddle(method, federation, server, curved=True)
-        start = saddle.vector(fedavg.server["params"])
+        start = saddle.vector(self.fedavg.server["params"])
         conditional = kind != "bounded_group_loss"
-        return Bounds(saddle.least_excess(start), worst(fedavg, "train", conditional, labels))
+        return Bounds(saddle.least_excess(start), worst(self.fedavg, "train", conditional, labels))
 
 
 @dataclass(frozen=True)
@@ -207,7 +232,7 @@ def run(job: Job) -> Outcome:
 
 
 def _losses(settings: dict[str, Any]) -> Outcome:
-    bench = _Bench(settings)
+    bench = _bench(settings)
     _, labels = CONSTRAINTS[settings["constraint"]]
     conditional = bool(labels)
     kind: Kind = "conditional_bounded_group_loss" if conditional else "bounded_group_loss"
@@ -219,12 +244,8 @@ def _losses(settings: dict[str, Any]) -> Outcome:
             "worst_train": worst(result, "train", conditional, labels),
         }
 
-    fedavg = bench.named("fedavg")
-    values = {
-        "fedavg": measured(fedavg),
-        "weighted": measured(bench.train(GroupWeighted(local=bench.local))),
-    }
-    bounds = bench.bounds(kind, labels, fedavg)
+    values = {"fedavg": measured(bench.fedavg), "weighted": measured(bench.weighted)}
+    bounds = bench.bounds(kind, labels)
     facts: dict[str, dict[str, str]] = {}
     for place in settings["places"]:
         zeta = bounds.at(place)
@@ -238,13 +259,13 @@ def _losses(settings: dict[str, Any]) -> Outcome:
 
 
 def _gaps(settings: dict[str, Any], rows: tuple[str, ...]) -> Outcome:
-    bench = _Bench(settings)
+    bench = _bench(settings)
     options = dict(settings["method"])
     if "constraint" not in options:
         name = options.pop("name", "fedavg")
-        return Outcome({rows[0]: _gap_values(bench.named(name, **options))})
-    fedavg = bench.named("fedavg")
-    bounds = bench.bounds(options["constraint"], (), fedavg)
+        result = bench.fedavg if name == "fedavg" else bench.named(name, **options)
+        return Outcome({rows[0]: _gap_values(result)})
+    bounds = bench.bounds(options["constraint"], ())
     found, facts = {}, {}
     for row, place in zip(rows, settings["places"], strict=True):
         zeta = bounds.at(place)
