@@ -1031,14 +1031,49 @@ def test_ablation_of_fedeba() -> None:
     for row, than in (("alignment", "fedavg"), ("both", "alignment"), ("both", "aggregation")):
         assert told(found, column, row, than, "variance") == 0
     assert (figures("tau-0.1", "mean"), figures("fedavg", "mean")) == (65.0, 83.1)
-    below = {row for c, row in found if told(found, c, row, "fedavg", "mean") < 0}
+    rows = [row for c, row in found if c == column]
+    below = {row for row in rows if told(found, column, row, "fedavg", "mean") < 0}
     assert below == {"tau-0.1", "theta-45", "theta-90"}
     assert found[column, "theta-45"] == found[column, "theta-90"]
-    worse = {row for c, row in found if told(found, c, row, "both", "mean") < 0}
+    worse = {row for row in rows if told(found, column, row, "both", "mean") < 0}
     assert worse == {"tau-0.1", "theta-30", "alpha-0.1"}
     for row, lost in (("theta-30", 3.9), ("alpha-0.1", 1.3), ("alpha-0.9", 4.8)):
         gap = mean(found, column, "both", "mean") - mean(found, column, row, "mean")
         assert round(gap, 1) == lost
+
+
+def test_ablation_of_fedeba_at_the_best_rates() -> None:
+    found, column = stored("fedeba-ablation-sound"), "tuned"
+    measures = ("mean", "variance", "worst")
+
+    def signs(row: str, than: str = "fedavg") -> list[int]:
+        return [told(found, column, row, than, m) for m in measures]
+
+    def figures(row: str) -> tuple[float, ...]:
+        return tuple(round(mean(found, column, row, m), 1) for m in measures)
+
+    def below(row: str) -> float:
+        gap = mean(found, column, "fedavg", "mean") - mean(found, column, row, "mean")
+        return round(gap, 1)
+
+    assert (figures("aggregation"), figures("fedavg")) == ((90.4, 34.9, 77.3), (90.1, 39.3, 76.0))
+    assert signs("aggregation") == [1, -1, 1]
+    tried = trials("ablation")
+    best = {row: max(t, key=t.__getitem__) for (_, row), t in tried.items() if len(t) > 1}
+    assert {len(t) for (c, _), t in tried.items() if c == column} == {6}
+    rows = ("both", "fedavg", "alpha-0.1")
+    assert [rate_in(best[row]) for row in rows] == [0.1, 0.2, 0.2]
+    for row in ("both", "alpha-0.5", "alpha-0.9"):
+        assert signs(row) == [-1, 1, -1]
+    assert [below(row) for row in ("both", "alpha-0.5", "alpha-0.9")] == [4.3, 5.4, 10.4]
+    small = ("tau-0.1", "tau-0.5", "tau-1")
+    assert [told(found, column, row, "fedavg", "mean") for row in small] == [-1, -1, -1]
+    assert min(below(row) for row in small) == 7.5
+    assert signs("tau-5", "both") == [0, 0, 0]
+    for row, value in (("alpha-0.1", 90.3), ("theta-45", 89.8), ("theta-90", 89.8)):
+        assert (figures(row)[0], signs(row)) == (value, [0, 0, 0])
+    for row, value in (("theta-15", 83.4), ("theta-30", 83.7)):
+        assert (figures(row)[0], signs(row)[0]) == (value, -1)
 
 
 def test_noise_and_caps_of_fedeba() -> None:
