@@ -143,22 +143,24 @@ def test_accuracy_with_noisy_labels_is_that_of_clients_with_right_ones() -> None
 
 def test_a_joint_claim_needs_what_must_hold_and_bears_what_cannot_be_told() -> None:
     metrics = (Metric("mean", "mean"), Metric("variance", "variance", higher=False))
-    claims = tuple(Claim(f"{m.key} ordering", "a", "b", m.key, ("x", "y", "z")) for m in metrics)
+    claims = tuple(Claim(f"{m.key} ordering", "a", "b", m.key, tuple("wxyz")) for m in metrics)
     table = Table(
         "t", "T", (Row("a", "A"), Row("b", "B")),
-        tuple(Column(c, c.upper(), "synthetic") for c in "xyz"), {"sound": metrics},
+        tuple(Column(c, c.upper(), "synthetic") for c in "wxyz"), {"sound": metrics},
         lambda setting: [], lambda job: Outcome({}), {"sound": (0, 1, 2)}, claims=claims,
         joint=(Joint("both", "Both", ("variance ordering",), ("mean ordering",)),),
     )  # fmt: skip
-    # x: variance lower, means equal; y: variance lower, mean lower; z: variance higher
+    # x: variance lower, means equal; y: variance lower, mean lower; z: variance higher; w has none
     made = {"x": ((0, 1, 2), (1, 1, 1), 1, 3), "y": ((0, 0, 0), (5, 5, 6), 1, 3),
-            "z": ((5, 5, 6), (0, 0, 0), 3, 1)}  # fmt: skip
+            "z": ((5, 5, 6), (0, 0, 0), 3, 1), "w": ((1, 2, 3), (0, 0, 0), 0, 0)}  # fmt: skip
     runs = []
     for column, (ours, theirs, own, other) in made.items():
         for seed in range(3):
             for row, mean, var in (("a", ours[seed], own), ("b", theirs[seed], other)):
                 job = Job(f"{column}-{row}-{seed}", (row,), column, seed, {"seed": seed}, 1.0)
                 values = {"mean": float(mean), "variance": var + 0.01 * seed}
+                if column == "w":
+                    del values["variance"]
                 runs.append(finished(job, Outcome({row: values}), 1.0))
     setting = Setting("sound", False, (0, 1, 2))
     results = collected("toy", "t", setting, runs, 1)

@@ -214,11 +214,17 @@ def _joint(table: Table, results: Results) -> list[str]:
 
 
 def joined(joint: Joint, table: Table, results: Results) -> dict[str, str]:
-    """By column, what keeps a claim of several orderings from holding; empty where it holds."""
+    """By column, what keeps a claim of several orderings from holding; empty where it holds.
+
+    A column is left out where one of them was not run, as in results of an older recipe.
+    """
     found = {(text, column): word for text, column, word in judgements(table, results)}
     reasons = {}
     for column in dict.fromkeys(column for _, column in found):
-        words = {t: found.get((t, column), "not run") for t in (*joint.hold, *joint.not_fail)}
+        asked = (*joint.hold, *joint.not_fail)
+        words = {text: found[text, column] for text in asked if (text, column) in found}
+        if len(words) < len(asked):
+            continue
         missed = [t for t in joint.hold if words[t] != "holds"]
         lost = [t for t in joint.not_fail if words[t] == "fails"]
         reasons[column] = ", ".join(f"{t}: {words[t]}" for t in (*missed, *lost))
