@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import evenfed as ef
 from evenfed.core import tree as trees
 from evenfed.core.entropy import entropy_weights, fair_angle
+from evenfed.core.errors import DataError
 from evenfed.core.examples import Examples
 from evenfed.core.local import LocalTraining
 from evenfed.core.models import mlp
@@ -472,7 +473,10 @@ def test_fedeba_is_fairer_than_fedavg_at_no_less_accuracy_on_label_shards() -> N
 @pytest.mark.slow
 @pytest.mark.data
 def test_fedeba_is_fairer_than_fedavg_at_no_less_accuracy_on_mnist() -> None:
-    plain, fair = claimed("mnist", 0.01, range(10, 12), examples=6000)
+    try:
+        plain, fair = claimed("mnist", 0.01, range(10, 12), examples=6000)
+    except DataError as error:
+        pytest.skip(str(error))
     assert fair[0] >= plain[0]
     assert fair[1] < plain[1]
     assert fair[2] > plain[2]

@@ -284,12 +284,15 @@ def test_curvature_and_signs_of_ser_are_measured_on_256_rows(
 
     def geometry(result: Any, **options: Any) -> pd.DataFrame:
         asked.append((options["rows"], options["rate"]))
-        return pd.DataFrame({m.key: [options["rate"]] for m in ser.METRICS})
+        rate = options["rate"]
+        measured = {key: [rate, rate] for key in ("sign_entropy", "hessian_trace")}
+        return pd.DataFrame({**measured, "top_eigenvalue": [3.0, -1.0]})
 
     monkeypatch.setattr(Result, "geometry", geometry)
     values = ser._values(run, small)
     assert asked == [(256, 0.1), (256, 0.01)]
     assert (values["sign_entropy"], values["sign_entropy_short"]) == (0.1, 0.01)
+    assert values["spectral_norm"] == 2.0, "of magnitudes, whose signs do not cancel"
 
 
 def test_controls_differ_from_ser_in_the_correction_alone() -> None:
