@@ -33,7 +33,7 @@ from evenfed.methods.certificate import Certify, GroupLossCertificate
 from evenfed.methods.fedminmax import FedMinMax
 from evenfed.methods.group_weighted import GroupWeighted
 from evenfed.methods.pffl import PFFL
-from evenfed.papers import pffl as figures
+from evenfed.papers import pffl_bench
 from evenfed.papers.recipe import paper
 
 LOCAL = ef.LocalTraining(lr=0.5, batch=0, epochs=5)
@@ -167,14 +167,14 @@ def longer(seeds: list[int]) -> None:
     print("| rounds | seed | bound | " + " | ".join(arms) + " |")
     print("|---" * (3 + len(arms)) + "|")
     for seed in seeds:
-        bench = figures._Bench({**settings, "seed": seed})
+        bench = pffl_bench.Bench({**settings, "seed": seed})
         zeta = bench.bounds("bounded_group_loss", ()).at("1_2")
         method = bench.bounded("bounded_group_loss", (), zeta)
         for rounds in (60, 150):
             bench.settings["rounds"] = rounds
             last = replace(method, iterate="last")
             found = (bench.named("fedavg"), bench.train(method), bench.train(last))
-            excess = [figures.worst(one, "train", False, ()) - zeta for one in found]
+            excess = [pffl_bench.worst(one, "train", False, ()) - zeta for one in found]
             cells = " | ".join(f"{value:+.4f}" for value in excess)
             print(f"| {rounds} | {seed} | {zeta:.4f} | {cells} |", flush=True)
 

@@ -190,7 +190,7 @@ def test_a_result_measures_every_client_alike_on_both_engines(results: list[Any]
 
 
 def test_images_are_measured_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second derivatives of stacked convolutions take three times as long."""
+    """Second derivatives of stacked convolutions take longer."""
     data = ef.load("digits", clients=4)
 
     def convolutions() -> torch.nn.Module:

@@ -22,7 +22,7 @@ from evenfed.metrics.front import front_points
 from evenfed.papers import fronts
 from evenfed.papers.convergence import MODELS, Watch, WatchOne, followed
 from evenfed.papers.front_runs import front_options, fused
-from evenfed.papers.pffl import worst
+from evenfed.papers.pffl_bench import worst
 from evenfed.runs.train import train
 
 SETTINGS: dict[str, Any] = {"epochs": 2, "hidden": 4, "fusion_steps": 3}

@@ -147,10 +147,10 @@ def geometry_of(
 
 
 def _outgrows_stacking(model: nn.Module) -> bool:
-    """Whether weights are used many times an example: one client then fills the machine.
+    """Whether a model has weights outside of dense layers, such as convolutions.
 
-    Second derivatives of convolutions take a third of the time one client at a time, on CPU; those
-    of dense layers are a little faster stacked.
+    They are used many times an example, so that one client fills the machine by itself; second
+    derivatives of dense layers are faster stacked.
     """
     return any(
         not isinstance(module, nn.Linear)
